@@ -1,0 +1,19 @@
+"""Build hook: the protobuf modules are made at every build, never committed."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class ProtobufBuildHook(BuildHookInterface):  # type: ignore[misc]  # hatchling ships no types
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        del version, build_data
+        if self.target_name == "wheel":
+            generate = runpy.run_path(str(Path(self.root) / "tools" / "protogen.py"))["generate"]
+            generate(Path(self.root))
