@@ -1,0 +1,153 @@
+"""The truth about one GPU, decided from what the driver said.
+
+Pure: facts and `now` go in, a `Verdict` comes out. Nothing here knows NVML, threads or gRPC,
+and nothing here recovers a GPU by the passing of time: after an error only a new enumeration
+that finds the driver answering and no page retirement pending makes a GPU ready again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NewType
+
+from fleetplane.domains.gpus.agent import xids
+
+GpuUuid = NewType("GpuUuid", str)
+
+CONDITION_TYPE = "NVMLReady"
+"""The one condition this provider owns. Others belong to other providers and are left alone."""
+
+
+class Status(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Reason(StrEnum):
+    INITIALIZED = "Initialized"
+    RECOVERED = "Recovered"
+    XID_ERROR = "XidError"
+    GPU_LOST = "GPULost"
+    NOT_ANSWERING = "NotAnswering"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """What one enumeration saw of one GPU."""
+
+    uuid: GpuUuid
+    product: str
+    memory_bytes: int | None
+    """None where the GPU has no memory of its own to speak of, or did not say."""
+    answering: bool = True
+    """The driver answered when asked for the GPU's memory."""
+    lost: bool = False
+    retirement_pending: bool = False
+    """Memory pages wait for a reset to be taken out of use."""
+
+    @property
+    def sound(self) -> bool:
+        """Good enough to take back an earlier complaint."""
+        return self.answering and not self.lost and not self.retirement_pending
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    status: Status
+    reason: str
+    message: str
+    since_ns: int
+    """When `status` last changed, in nanoseconds since the Unix epoch."""
+
+
+def format_size(size_bytes: int | None) -> str:
+    """Sizes as people say them, by powers of 1024: `40.0 GB`."""
+    if size_bytes is None:
+        return "memory size unknown"
+    for unit, power in (("GB", 3), ("MB", 2), ("KB", 1)):
+        if size_bytes >= 1024**power:
+            return f"{size_bytes / 1024**power:.1f} {unit}"
+    return f"{size_bytes} B"
+
+
+def on_enumeration(sighting: Sighting, *, now_ns: int) -> Verdict:
+    """The verdict on a GPU of which nothing was known before."""
+    if sighting.lost:
+        return _lost(now_ns)
+    if not sighting.answering:
+        return Verdict(
+            status=Status.UNKNOWN,
+            reason=Reason.NOT_ANSWERING,
+            message="The driver lists the GPU but does not answer for it",
+            since_ns=now_ns,
+        )
+    return Verdict(
+        status=Status.TRUE,
+        reason=Reason.INITIALIZED,
+        message=f"GPU enumerated via NVML: {sighting.product} ({format_size(sighting.memory_bytes)})",
+        since_ns=now_ns,
+    )
+
+
+def reconcile(own: Verdict, sighting: Sighting, earlier: Verdict | None) -> Verdict:
+    """Join what we see now with what was said of the GPU before this enumeration.
+
+    A complaint of ours stands whatever was said earlier. A ready GPU that was called otherwise
+    is `Recovered` if it is sound, and stays condemned in the earlier words if it is not.
+    """
+    if earlier is None:
+        return own
+    if earlier.status == own.status:
+        return replace(own, since_ns=min(own.since_ns, earlier.since_ns))
+    if own.status is not Status.TRUE:
+        return own
+    if not sighting.sound:
+        return earlier
+    return replace(
+        own,
+        reason=Reason.RECOVERED,
+        message=f"GPU answers again after {earlier.reason or earlier.status}: "
+        f"{sighting.product} ({format_size(sighting.memory_bytes)})",
+    )
+
+
+def on_xid(verdict: Verdict, xid: int, *, ignored: frozenset[int], now_ns: int) -> Verdict:
+    if not xids.condemns(xid, ignored) or verdict.reason == Reason.GPU_LOST:
+        return verdict  # a lost GPU is worse off than any XID says
+    message = f"Critical XID error {xid} ({xids.describe(xid)}) detected"
+    return _unready(verdict, Reason.XID_ERROR, message, now_ns)
+
+
+def on_lost(verdict: Verdict, *, now_ns: int) -> Verdict:
+    if verdict.reason == Reason.GPU_LOST and verdict.status is Status.FALSE:
+        return verdict
+    return _unready(verdict, Reason.GPU_LOST, _lost(now_ns).message, now_ns)
+
+
+def on_vanished(verdict: Verdict, *, now_ns: int) -> Verdict:
+    """The verdict on a GPU that an earlier enumeration saw and this one does not."""
+    return _unready(verdict, Reason.GPU_LOST, "GPU is no longer visible to NVML", now_ns)
+
+
+def lost_among(answering: Mapping[GpuUuid, bool]) -> Collection[GpuUuid]:
+    """Which of our GPUs are meant when the driver says that *a* GPU is lost.
+
+    The driver does not name it. Those that stopped answering are the lost ones; when all still
+    answer nobody can tell, and none of them may be called healthy.
+    """
+    silent = [uuid for uuid, answers in answering.items() if not answers]
+    return silent or list(answering)
+
+
+def _lost(now_ns: int) -> Verdict:
+    return Verdict(
+        status=Status.FALSE, reason=Reason.GPU_LOST, message="GPU is lost error detected", since_ns=now_ns
+    )
+
+
+def _unready(verdict: Verdict, reason: Reason, message: str, now_ns: int) -> Verdict:
+    since_ns = verdict.since_ns if verdict.status is Status.FALSE else now_ns
+    return Verdict(status=Status.FALSE, reason=reason, message=message, since_ns=since_ns)

@@ -1,0 +1,138 @@
+"""The provider's side of the device API: one connection, one call at a time, every call bounded.
+
+Speaks protobuf outward and verdicts inward. Whether and when to call is decided in `provider`.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final, Self
+
+import grpc
+import grpc.aio
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fleetplane.domains.gpus.agent.health import CONDITION_TYPE, GpuUuid, Status, Verdict
+from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
+from fleetplane.kernel.errors import Unavailable
+
+CALL_LIMIT_SECONDS = 5.0
+CONNECT_LIMIT_SECONDS = 5.0
+
+CHANNEL_OPTIONS: Final = (
+    # Each connection attempt is ours to time: no back-off shared with an earlier channel.
+    ("grpc.use_local_subchannel_pool", 1),
+    # The server is on this machine; a proxy from the environment is meant for other traffic.
+    ("grpc.enable_http_proxy", 0),
+    # A peer that vanished without a word is noticed within half a minute.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+LINK_LOST_CODES = frozenset(
+    {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
+)
+
+
+class LinkLostError(Unavailable):
+    """The connection to the device API is gone, or never came up."""
+
+    reason = "LINK_LOST"
+
+
+class DeviceLink:
+    """A connection to the device API as one provider; an async context manager."""
+
+    def __init__(self, address: str, provider_id: str) -> None:
+        self._address = address
+        self._provider_id = provider_id
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._gpus = gpu_pb2_grpc.GpuServiceStub(self._channel)
+        self._provider = provider_pb2_grpc.ProviderServiceStub(self._channel)
+
+    def __repr__(self) -> str:
+        return f"<DeviceLink {self._address} as {self._provider_id}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._channel.close()
+
+    async def connected(self) -> None:
+        """Return when the connection is up; raise when the first attempt at it failed."""
+        state = self._channel.get_state(try_to_connect=True)
+        while state is not grpc.ChannelConnectivity.READY:
+            if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                raise LinkLostError(f"nothing answers at {self._address}")
+            await self._channel.wait_for_state_change(state)
+            state = self._channel.get_state(try_to_connect=True)
+
+    async def lost(self) -> None:
+        """Return when the connection that `connected` saw is gone.
+
+        gRPC would reconnect without a word, to a server that may have forgotten everything.
+        """
+        await self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+
+    async def read_verdict(self, name: str) -> Verdict | None:
+        """What the device API holds of our condition on that GPU."""
+        try:
+            answer = await self._gpus.GetGpu(gpu_pb2.GetGpuRequest(name=name), timeout=CALL_LIMIT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                return None
+            raise
+        held = (entry for entry in answer.gpu.status.conditions if entry.type == CONDITION_TYPE)
+        return next((_verdict(entry) for entry in held), None)
+
+    async def register(self, name: str, uuid: GpuUuid, verdict: Verdict) -> bool:
+        """Register with that first verdict; False when the GPU was there, and is as it was."""
+        request = provider_pb2.RegisterGpuRequest(
+            name=name,
+            spec=gpu_pb2.GpuSpec(uuid=uuid),
+            provider_id=self._provider_id,
+            initial_status=gpu_pb2.GpuStatus(conditions=[_condition(verdict)]),
+        )
+        answer = await self._provider.RegisterGpu(request, timeout=CALL_LIMIT_SECONDS)
+        return bool(answer.created)
+
+    async def unregister(self, name: str) -> None:
+        request = provider_pb2.UnregisterGpuRequest(name=name)
+        await self._provider.UnregisterGpu(request, timeout=CALL_LIMIT_SECONDS)
+
+    async def report(self, name: str, verdict: Verdict) -> None:
+        request = provider_pb2.UpdateGpuConditionRequest(
+            name=name, condition=_condition(verdict), provider_id=self._provider_id
+        )
+        await self._provider.UpdateGpuCondition(request, timeout=CALL_LIMIT_SECONDS)
+
+    async def heartbeat(self, names: list[str]) -> bool:
+        request = provider_pb2.HeartbeatRequest(provider_id=self._provider_id, gpu_names=names)
+        answer = await self._provider.Heartbeat(request, timeout=CALL_LIMIT_SECONDS)
+        return bool(answer.acknowledged)
+
+
+def _condition(verdict: Verdict) -> gpu_pb2.Condition:
+    since = Timestamp()
+    since.FromNanoseconds(verdict.since_ns)
+    return gpu_pb2.Condition(
+        type=CONDITION_TYPE,
+        status=verdict.status,
+        last_transition_time=since,
+        reason=verdict.reason,
+        message=verdict.message,
+    )
+
+
+def _verdict(condition: gpu_pb2.Condition) -> Verdict:
+    known = condition.status in {Status.TRUE, Status.FALSE}
+    return Verdict(
+        status=Status(condition.status) if known else Status.UNKNOWN,
+        reason=condition.reason,
+        message=condition.message,
+        since_ns=condition.last_transition_time.ToNanoseconds(),
+    )

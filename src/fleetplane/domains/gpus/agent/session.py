@@ -1,0 +1,141 @@
+"""One connection to the device API, from introduction to its end.
+
+A session owes the server the present verdict of every GPU. It introduces all of them, reports
+each change, and beats. It ends with an error when the connection does; a refusal of one GPU is
+retried and keeps no other GPU from being heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NoReturn, Protocol
+
+import grpc
+import grpc.aio
+
+from fleetplane.domains.gpus.agent.ledger import Ledger, ManagedGpu
+from fleetplane.domains.gpus.agent.link import (
+    CONNECT_LIMIT_SECONDS,
+    LINK_LOST_CODES,
+    DeviceLink,
+    LinkLostError,
+)
+from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.clock import Clock
+
+
+class Log(Protocol):
+    """The part of a structured logger that is used here."""
+
+    def info(self, event: str, /, **fields: object) -> object: ...
+
+    def warning(self, event: str, /, **fields: object) -> object: ...
+
+
+class Session:
+    def __init__(
+        self,
+        link: DeviceLink,
+        ledger: Ledger,
+        changed: asyncio.Event,
+        *,
+        heartbeat_seconds: float,
+        backoff: Backoff,
+        clock: Clock,
+        log: Log,
+    ) -> None:
+        self._link = link
+        self._ledger = ledger
+        self._changed = changed
+        self._heartbeat_seconds = heartbeat_seconds
+        self._backoff = backoff
+        self._clock = clock
+        self._log = log
+        self.settled = False
+        """The server has heard all we had to say at least once."""
+
+    def __repr__(self) -> str:
+        return f"<Session {self._link!r} {'settled' if self.settled else 'introducing'}>"
+
+    async def run(self) -> NoReturn:
+        """Until the connection is lost, which is an error, or until cancelled."""
+        try:
+            async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
+                await self._link.connected()
+        except TimeoutError:
+            raise LinkLostError(f"no connection within {CONNECT_LIMIT_SECONDS:.0f} s") from None
+        self._ledger.begin_session()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._publish())
+            tasks.create_task(self._beat())
+            await self._link.lost()
+            raise LinkLostError("the connection was closed")
+
+    async def _publish(self) -> NoReturn:
+        """Bring the server's view to ours, whenever ours changes."""
+        failures = 0
+        while True:
+            self._changed.clear()
+            refused = [gpu for gpu in self._ledger.owed() if not await self._tell(gpu)]
+            refused += [gpu for gpu in self._ledger.gone() if not await self._take_leave(gpu)]
+            if not refused and not self.settled:
+                self.settled = True
+                self._log.info("device_api_joined", gpus=len(self._ledger.gpus))
+            failures = failures + 1 if refused else 0
+            pause = self._backoff.delay_seconds(failures, jitter=self._clock.random()) if refused else None
+            try:
+                async with asyncio.timeout(pause):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _tell(self, gpu: ManagedGpu) -> bool:
+        """Whether the server took our verdict on the GPU."""
+        try:
+            if not gpu.reconciled:
+                self._ledger.reconcile(gpu, await self._link.read_verdict(gpu.name))
+            verdict = gpu.verdict  # the driver may change it while we speak; then it is owed again
+            if not gpu.introduced and await self._link.register(gpu.name, gpu.uuid, verdict):
+                self._ledger.told(gpu, verdict, created=True)
+                self._log.info("gpu_registered", gpu=gpu.name)
+                return True
+            await self._link.report(gpu.name, verdict)
+        except grpc.aio.AioRpcError as error:
+            gpu.introduced = False  # it may be gone from the server: begin with it anew
+            return self._is_refusal(error, gpu)
+        self._ledger.told(gpu, verdict)
+        return True
+
+    async def _take_leave(self, gpu: ManagedGpu) -> bool:
+        """A GPU vanished: remove it if we brought it, else say that it is lost."""
+        try:
+            if self._ledger.is_ours_to_remove(gpu):
+                await self._link.unregister(gpu.name)
+                self._log.info("gpu_unregistered", gpu=gpu.name)
+            else:
+                await self._link.report(gpu.name, gpu.verdict)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                return self._is_refusal(error, gpu)
+        self._ledger.forget(gpu)
+        return True
+
+    async def _beat(self) -> NoReturn:
+        leases = True
+        while True:
+            try:
+                await self._link.heartbeat(self._ledger.names)
+            except grpc.aio.AioRpcError as error:
+                if error.code() in LINK_LOST_CODES:
+                    raise
+                if leases:  # an older server has no leases; the call still shows it to be alive
+                    leases = False
+                    self._log.warning("heartbeat_refused", code=error.code().name, error=error.details())
+            await self._clock.sleep(self._heartbeat_seconds)
+
+    def _is_refusal(self, error: grpc.aio.AioRpcError, gpu: ManagedGpu) -> bool:
+        """False (not told) for an answer about this GPU; the end of the session for no answer."""
+        if error.code() in LINK_LOST_CODES:
+            raise error
+        self._log.warning("gpu_refused", gpu=gpu.name, code=error.code().name, error=error.details())
+        return False
