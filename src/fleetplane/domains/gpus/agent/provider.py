@@ -146,7 +146,7 @@ class Provider:
 
     async def _keep_connected(self) -> NoReturn:
         """Sessions, one after another; the waits between them grow until one succeeds."""
-        attempt = 0
+        attempt = -1
         while True:
             session: Session | None = None
             delay = 0.0

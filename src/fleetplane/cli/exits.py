@@ -1,0 +1,102 @@
+"""What a command's end means to its caller: one line on stderr and one exit code.
+
+The only place where the command line turns exceptions into words. It does not import gRPC: an
+error of a library that was never loaded cannot have been raised.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from enum import IntEnum
+
+from fleetplane.kernel.errors import FleetplaneError
+
+
+class Exit(IntEnum):
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    CONDITION_NOT_MET = 3
+    """A condition that was asked about does not hold."""
+    NOT_FOUND = 4
+    DENIED = 5
+    CONFLICT = 6
+    PARTIAL = 7
+    """Some of several things failed."""
+    UNAVAILABLE = 8
+    TIMEOUT = 124
+    INTERRUPTED = 130
+    """128 + SIGINT, as shells report it."""
+    BROKEN_PIPE = 141
+    """128 + SIGPIPE: the reader of our output left."""
+
+
+BY_GRPC_CODE = {
+    1: Exit.FAILURE,  # CANCELLED
+    3: Exit.USAGE,  # INVALID_ARGUMENT
+    4: Exit.TIMEOUT,  # DEADLINE_EXCEEDED
+    5: Exit.NOT_FOUND,
+    6: Exit.CONFLICT,  # ALREADY_EXISTS
+    7: Exit.DENIED,  # PERMISSION_DENIED
+    8: Exit.UNAVAILABLE,  # RESOURCE_EXHAUSTED
+    9: Exit.CONFLICT,  # FAILED_PRECONDITION
+    10: Exit.CONFLICT,  # ABORTED
+    14: Exit.UNAVAILABLE,
+    16: Exit.DENIED,  # UNAUTHENTICATED
+}
+"""Every other code is a plain failure."""
+
+
+class CommandFailed(Exception):  # noqa: N818  # it is an outcome of a command, not a defect
+    """A command's own verdict, such as a condition that does not hold."""
+
+    def __init__(self, code: Exit, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    code: Exit
+    line: str
+
+
+def explain(error: BaseException) -> Failure | None:
+    """The failure in words, or None for an error nobody foresaw, which deserves its traceback."""
+    match error:
+        case BaseExceptionGroup(exceptions=(first, *_)):
+            return explain(first)
+        case CommandFailed():
+            return Failure(code=error.code, line=_line(error.message, error.hint))
+        case FleetplaneError():
+            code = BY_GRPC_CODE.get(error.grpc_code, Exit.FAILURE)
+            return Failure(code=code, line=_line(error.message, error.advice))
+        case TimeoutError():
+            return Failure(code=Exit.TIMEOUT, line=_line(str(error) or "the time is up"))
+        case OSError():
+            return Failure(code=Exit.FAILURE, line=_line(str(error)))
+        case _:
+            return _explain_rpc(error)
+
+
+def _explain_rpc(error: BaseException) -> Failure | None:
+    grpc = sys.modules.get("grpc")
+    if grpc is None or not isinstance(error, grpc.RpcError) or not isinstance(error, grpc.Call):
+        return None
+    status = error.code()
+    code = BY_GRPC_CODE.get(int(status.value[0]), Exit.FAILURE)
+    details = error.details() or "no further words"
+    hint = ""
+    if code is Exit.UNAVAILABLE and status.name == "UNAVAILABLE":
+        hint = "is `fleetplane server` running there? --address names another place"
+    if code is Exit.TIMEOUT:
+        details, hint = "no answer in time", "--timeout gives it longer"
+    return Failure(code=code, line=_line(f"{status.name.lower().replace('_', ' ')}: {details}", hint))
+
+
+def _line(message: str, hint: str = "") -> str:
+    text = f"{message} ({hint})" if hint else message
+    return " ".join(text.split())  # one line, whatever came over the wire

@@ -1,0 +1,75 @@
+"""The `fleetplane` command: the table of its verbs, and the one place where they end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import ClassVar
+
+import click
+
+from fleetplane.cli.exits import Exit, explain
+from fleetplane.cli.lazy import Entry, LazyGroup
+
+
+class Verbs(LazyGroup):
+    entries: ClassVar[Mapping[str, Entry]] = {
+        "server": Entry(target="fleetplane.cli.server:server", help="Run the control plane."),
+        "agent": Entry(
+            target="fleetplane.cli.agent:agent", help="Run the node side: report on this machine."
+        ),
+        "gpus": Entry(target="fleetplane.cli.gpus:gpus", help="Read, watch and report GPU health."),
+        "audit": Entry(target="fleetplane.cli.audit:audit", help="Read and verify the audit log."),
+    }
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("fleetplane"), "-V", "--version", message="%(prog)s %(version)s")
+def fleetplane() -> None:
+    """One secure control plane for every machine that is not in front of you.
+
+    Data goes to stdout, everything else to stderr. Exit codes: 0 ok, 1 failure, 2 usage,
+    3 condition not met, 4 not found, 5 denied, 6 conflict, 7 partial, 8 unavailable, 124 timeout.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and leave the process with its exit code."""
+    code = run(arguments)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = _silence_stdout()
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; every way it can end becomes an exit code here."""
+    try:
+        outcome = fleetplane.main(args=arguments, prog_name="fleetplane", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        return _silence_stdout()
+    except Exception as error:
+        failure = explain(error)
+        if failure is None:
+            raise
+        click.echo(f"fleetplane: {failure.line}", err=True)
+        return failure.code
+    return outcome if isinstance(outcome, int) else Exit.OK
+
+
+def _silence_stdout() -> int:
+    """Nobody reads us any more: keep the interpreter's last flush from complaining about it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Exit.BROKEN_PIPE
+
+
+if __name__ == "__main__":
+    main()
