@@ -1,0 +1,1 @@
+"""One folder per domain. Domains never import each other."""

@@ -1,0 +1,72 @@
+"""`fleetplane server`: run the control plane in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--data-dir", metavar="DIR", help="Where state is kept.  [default: ./fleetplane-data]")
+@click.option("--config", type=click.Path(path_type=Path, dir_okay=False), help="Settings, as TOML.")
+@click.option("--only", metavar="DOMAINS", help="Run only these domains, such as gpus; comma-separated.")
+@click.option(
+    "--ready-file", metavar="FILE", help="Write version, pid and addresses here once all listeners accept."
+)
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="How events are logged.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="What is logged.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Any other setting, such as gpus.lease_seconds=20.",
+)
+def server(
+    data_dir: str | None,
+    config: Path | None,
+    only: str | None,
+    ready_file: str | None,
+    log_format: str | None,
+    log_level: str | None,
+    assignments: tuple[str, ...],
+) -> None:
+    """Run the control plane until SIGTERM.
+
+    Without options it starts everything on loopback, keeps its state in ./fleetplane-data, and
+    says where to go. Settings come from the file, then FLEETPLANE_* variables, then flags; the
+    later wins.
+    """
+    import uvloop
+
+    from fleetplane import logs, settings
+    from fleetplane.server import serve
+
+    loaded = settings.load(
+        config=config,
+        flags={
+            **settings.assignments(assignments),
+            "data_dir": data_dir,
+            "only": only,
+            "ready_file": ready_file,
+            "log.format": log_format,
+            "log.level": log_level,
+        },
+    )
+    logs.configure(level=loaded.log.level, log_format=loaded.log.format)
+    uvloop.run(serve(loaded, announce=_announce))
+
+
+def _announce(addresses: dict[str, list[str]]) -> None:
+    """Say where to go, for a person at a terminal."""
+    click.echo("Fleetplane is ready.")
+    for name, places in addresses.items():
+        for place in places:
+            click.echo(f"  {name:12} {place}")
+    if device := next(iter(addresses.get("device-api", [])), None):
+        click.echo("\nTry, in another terminal:")
+        click.echo(f"  fleetplane gpus list --address {device.removeprefix('http://')}")
+        click.echo(f"  fleetplane gpus watch --address {device.removeprefix('http://')}")
+    if web := next(iter(addresses.get("web", [])), None):
+        click.echo(f"  curl {web}/metrics")

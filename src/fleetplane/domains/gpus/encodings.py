@@ -1,0 +1,71 @@
+"""One encoded copy per GPU version, shared by every reader and watcher of a dialect."""
+
+from __future__ import annotations
+
+from fleetplane.domains.gpus import wire
+from fleetplane.domains.gpus.kinds import Gpu
+from fleetplane.domains.gpus.registry import Gpus
+from fleetplane.domains.gpus.wire import Dialect
+from fleetplane.kernel.watch import Event
+from fleetplane.rpc import Framed
+
+SPARE_ENTRIES = 64
+"""Encodings of deleted GPUs kept before the cache is swept; keeps sweeps rare."""
+
+
+class Encodings:
+    """The answers of one dialect, kept as the bytes that go out."""
+
+    def __init__(self, gpus: Gpus, dialect: Dialect) -> None:
+        self._gpus = gpus
+        self._dialect = dialect
+        self._items: dict[str, tuple[int, bytes]] = {}
+        self._gets: dict[str, tuple[int, Framed]] = {}
+        self._list: tuple[int, Framed] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Encodings {self._dialect} gpus={len(self._items)}>"
+
+    def item(self, gpu: Gpu) -> bytes:
+        kept = self._items.get(gpu.name)
+        if kept is not None and kept[0] == gpu.revision:
+            return kept[1]
+        self._sweep()
+        encoded = wire.encode_gpu(gpu, self._dialect)
+        self._items[gpu.name] = (gpu.revision, encoded)
+        return encoded
+
+    def get(self, gpu: Gpu) -> Framed:
+        kept = self._gets.get(gpu.name)
+        if kept is not None and kept[0] == gpu.revision:
+            return kept[1]
+        framed = Framed(wire.encode_get(self.item(gpu)))
+        self._gets[gpu.name] = (gpu.revision, framed)
+        return framed
+
+    def list(self) -> Framed:
+        version = self._gpus.version
+        if self._list is None or self._list[0] != version:
+            items = [self.item(gpu) for gpu in self._gpus.all()]
+            self._list = (version, Framed(wire.encode_list(items, version, self._dialect)))
+        return self._list[1]
+
+    def added(self, gpu: Gpu) -> Framed:
+        """The event that announces a present GPU at the start of a watch."""
+        return Framed(wire.encode_event("ADDED", self.item(gpu)))
+
+    def event(self, event: Event) -> Framed:
+        framed = event.memo.get(self._dialect)
+        if framed is None:
+            gpu = event.resource
+            # A deleted GPU's encoding is of no use to a later reader.
+            body = wire.encode_gpu(gpu, self._dialect) if event.type == "DELETED" else self.item(gpu)
+            framed = event.memo[self._dialect] = Framed(wire.encode_event(event.type, body))
+        assert isinstance(framed, Framed)
+        return framed
+
+    def _sweep(self) -> None:
+        """Drop everything once too much of it is of GPUs that are gone; it is cheap to make again."""
+        if len(self._items) > len(self._gpus.all()) + SPARE_ENTRIES:
+            self._items.clear()
+            self._gets.clear()

@@ -1,0 +1,42 @@
+"""What a GPU is to the store.
+
+The wire keeps "no spec" apart from "a spec without a UUID", and "no status" apart from "an
+empty status"; both differences survive here. Conditions live in the resource itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from fleetplane.kernel.resources import Condition, Kind, Resource
+
+SCOPE = "tenant/default"
+"""One device API serves one node: its GPUs share a scope."""
+
+PROVIDER_LABEL = "provider"
+"""The last provider that named itself in a write to the GPU."""
+
+
+class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
+    uuid: str | None = None
+    """None when the provider gave no spec at all."""
+
+
+class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
+    recommended_action: str = ""
+    silenced: tuple[Condition, ...] = ()
+    """Conditions as their provider wrote them, while the provider is silent and they read Unknown."""
+
+
+Gpu = Resource[GpuSpec, GpuStatus]
+GPU: Kind[GpuSpec, GpuStatus] = Kind(name="gpu", spec=GpuSpec, status=GpuStatus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A whole status as a provider reports it."""
+
+    conditions: tuple[Condition, ...]
+    recommended_action: str = ""

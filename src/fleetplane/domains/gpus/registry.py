@@ -1,0 +1,213 @@
+"""The GPUs of this node and what their providers say about them.
+
+One writer at a time changes a GPU, and a reader that comes while a change is being written
+waits for it: nobody is told "healthy" once "unhealthy" has been accepted. Knows the store
+and the rules; knows no protobuf and no transport.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from fleetplane.domains.gpus import rules
+from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, SCOPE, Gpu, GpuSpec, Report
+from fleetplane.domains.gpus.rules import GpuPolicy, State
+from fleetplane.kernel.errors import NotFound, ResourceExhausted
+from fleetplane.kernel.resources import Condition, Key
+from fleetplane.kernel.store import Draft, Store
+
+SERVER = "system/gpus"
+"""The actor of what the server does by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    created: bool
+    version: int
+
+
+class Gpus:
+    def __init__(self, store: Store, policy: GpuPolicy) -> None:
+        self._store = store
+        self._policy = policy
+        self._silent: set[str] = set()
+        self.writes: Counter[str] = Counter()
+        """Acknowledged writes by operation, for the metrics."""
+
+    # Reading.
+
+    async def get(self, name: str) -> Gpu:
+        if (change := self._store.unsettled(GPU, SCOPE, name)) is not None:
+            await change
+        gpu = self._store.get(GPU, SCOPE, name)
+        if gpu is None:
+            raise NotFound("gpu not found", details={"name": name})
+        return gpu
+
+    async def settled(self) -> None:
+        """Return once every change accepted so far can be read."""
+        if (change := self._store.unsettled(GPU)) is not None:
+            await change
+
+    def all(self) -> Sequence[Gpu]:
+        return self._store.list(GPU, SCOPE)
+
+    @property
+    def version(self) -> int:
+        """The version of the last change to any GPU."""
+        return self._store.kind_revision(GPU)
+
+    # Writing.
+
+    async def register(
+        self, name: str, *, uuid: str | None, report: Report | None, provider: str, actor: str
+    ) -> Registered:
+        """Add the GPU, or leave the present one exactly as it is."""
+        returning = self._put_aside(provider)
+
+        def change(draft: Draft) -> Registered:
+            present = draft.get(GPU, SCOPE, name)
+            self._restore(draft, provider, returning)
+            if present is not None:
+                return Registered(created=False, version=present.revision)
+            if len(draft.list(GPU, SCOPE)) >= self._policy.max_gpus:
+                raise ResourceExhausted(
+                    f"{self._policy.max_gpus} GPUs are registered already",
+                    hint="unregister GPUs that are gone, or raise gpus.max_gpus",
+                )
+            state = rules.set_status(report)
+            added = draft.put(
+                GPU, SCOPE, name,
+                spec=GpuSpec(uuid=uuid), status=state.status, conditions=state.conditions,
+                labels={PROVIDER_LABEL: provider} if provider else {},
+            )  # fmt: skip
+            return Registered(created=True, version=added.revision)
+
+        done = await self._store.transact(
+            change, actor=actor, action="gpus.register", touches=_keys(name, *returning)
+        )
+        self._forget_silence(provider)
+        if done.value.created:
+            self.writes["register"] += 1
+        return done.value
+
+    async def unregister(self, name: str, *, actor: str) -> bool:
+        def change(draft: Draft) -> bool:
+            if draft.get(GPU, SCOPE, name) is None:
+                return False
+            draft.delete(GPU, SCOPE, name)
+            return True
+
+        done = await self._store.transact(change, actor=actor, action="gpus.unregister", touches=_keys(name))
+        if done.value:
+            self.writes["unregister"] += 1
+        return done.value
+
+    async def set_status(self, name: str, report: Report | None, *, provider: str, actor: str) -> int:
+        return await self._update(
+            name, lambda _state, _now_ns: rules.set_status(report), "update_status", provider, actor
+        )
+
+    async def set_condition(self, name: str, condition: Condition, *, actor: str) -> int:
+        def merge(state: State, now_ns: int) -> State:
+            return rules.set_condition(state, condition, now_ns=now_ns, policy=self._policy)
+
+        return await self._update(name, merge, "update_condition", condition.writer, actor)
+
+    async def _update(
+        self, name: str, new_state: rules.NewState, operation: str, provider: str, actor: str
+    ) -> int:
+        returning = self._put_aside(provider)
+
+        def change(draft: Draft) -> int:
+            if draft.get(GPU, SCOPE, name) is None:
+                raise NotFound("gpu not found", details={"name": name})
+            self._restore(draft, provider, (*returning, name))
+            gpu = draft.get(GPU, SCOPE, name)
+            assert gpu is not None
+            return _put(draft, gpu, new_state(_state(gpu), draft.now_ns), provider=provider).revision
+
+        done = await self._store.transact(
+            change, actor=actor, action=f"gpus.{operation}", touches=_keys(name, *returning)
+        )
+        self._forget_silence(provider)
+        self.writes[operation] += 1
+        return done.value
+
+    # Silence.
+
+    async def provider_heard(self, provider: str, names: Collection[str], *, actor: str) -> None:
+        """Let what the provider had said be read again, on the named GPUs or on all of them."""
+        returning = [name for name in self._put_aside(provider) if not names or name in names]
+        if returning:
+            await self._store.transact(
+                lambda draft: self._restore(draft, provider, returning),
+                actor=actor, action="gpus.provider_returned", touches=_keys(*returning),
+            )  # fmt: skip
+            self.writes["restore"] += 1
+        self._forget_silence(provider)
+
+    async def silence(self, provider: str | None, *, message: str) -> int:
+        """Make what the provider said (None: what anyone said) read Unknown; tell on how many GPUs."""
+        affected = [
+            gpu.name
+            for gpu in self.all()
+            if any(provider in (None, condition.writer) for condition in gpu.conditions)
+        ]
+
+        def change(draft: Draft) -> int:
+            changed = 0
+            for gpu in filter(None, (draft.get(GPU, SCOPE, name) for name in affected)):
+                before = _state(gpu)
+                after = rules.silence(before, provider=provider, message=message, now_ns=draft.now_ns)
+                if after is not before:
+                    _put(draft, gpu, after)
+                    changed += 1
+            return changed
+
+        done = await self._store.transact(
+            change, actor=SERVER, action="gpus.provider_silent", touches=_keys(*affected)
+        )
+        self._silent.update(
+            condition.writer for gpu in self.all() if gpu.status is not None for condition in gpu.status.silenced
+        )
+        self.writes["silence"] += done.value > 0
+        return done.value
+
+    def _put_aside(self, provider: str) -> tuple[str, ...]:
+        """The GPUs on which a known provider's words are put aside."""
+        if not provider or provider not in self._silent:
+            return ()
+        return tuple(
+            gpu.name
+            for gpu in self.all()
+            if gpu.status is not None and any(said.writer == provider for said in gpu.status.silenced)
+        )
+
+    def _forget_silence(self, provider: str) -> None:
+        if provider in self._silent and not self._put_aside(provider):
+            self._silent.discard(provider)
+
+    def _restore(self, draft: Draft, provider: str, names: Iterable[str]) -> None:
+        for gpu in filter(None, (draft.get(GPU, SCOPE, name) for name in names)):
+            before = _state(gpu)
+            after = rules.restore(before, provider=provider, now_ns=draft.now_ns)
+            if after is not before:
+                _put(draft, gpu, after)
+
+
+def _keys(*names: str) -> list[Key]:
+    return [Key(GPU.name, SCOPE, name) for name in names]
+
+
+def _state(gpu: Gpu) -> State:
+    return State(conditions=gpu.conditions, status=gpu.status)
+
+
+def _put(draft: Draft, gpu: Gpu, state: State, *, provider: str = "") -> Gpu:
+    labels = {**gpu.labels, PROVIDER_LABEL: provider} if provider else gpu.labels
+    return draft.put(
+        GPU, SCOPE, gpu.name, spec=gpu.spec, status=state.status, conditions=state.conditions, labels=labels
+    )

@@ -1,0 +1,155 @@
+"""The GPU domain's decisions, pure: facts and the time in, new facts out.
+
+A condition tells what its provider last said. When the provider falls silent, what it said
+last is no longer known to be true: its conditions then read `Unknown`, reason
+`ProviderSilent`, and what it had said is kept aside until it is heard again. The same
+happens to everything at a restart, because the server cannot know what it missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import msgspec
+
+from fleetplane.domains.gpus.kinds import GpuStatus, Report
+from fleetplane.kernel.errors import ResourceExhausted
+from fleetplane.kernel.resources import Condition
+
+PROVIDER_SILENT = "ProviderSilent"
+NOT_HEARD_SINCE_LEASE = "its provider has not been heard from for longer than its lease"
+NOT_HEARD_SINCE_START = "its provider has not been heard from since the server started"
+
+
+class TransitionTimes(StrEnum):
+    """What happens to a condition's time when the caller leaves it unset."""
+
+    STRICT = "strict"  # it moves only when the status does
+    EVERY_WRITE = "every-write"  # it moves with each write, as the original server does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPolicy:
+    lease_seconds: float = 30.0  # three missed heartbeats of 10 s; 0 turns leases off
+    transition_times: TransitionTimes = TransitionTimes.STRICT
+    max_gpus: int = 4096  # seven times the largest node known, 576
+    max_condition_types: int = 32  # per GPU
+    max_providers: int = 256  # leases held at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The part of a GPU that reports change: what it reads now, and what was put aside."""
+
+    conditions: tuple[Condition, ...] = ()
+    status: GpuStatus | None = None
+
+    @property
+    def silenced(self) -> tuple[Condition, ...]:
+        return self.status.silenced if self.status is not None else ()
+
+    def with_conditions(self, conditions: Iterable[Condition], silenced: Iterable[Condition]) -> State:
+        status = msgspec.structs.replace(self.status or GpuStatus(), silenced=tuple(silenced))
+        return replace(self, conditions=tuple(conditions), status=status)
+
+
+NewState = Callable[[State, int], State]
+"""From the state a GPU is in and the time, the state it should be in."""
+
+
+def stamp(
+    condition: Condition, before: Condition | None, *, now_ns: int, times: TransitionTimes
+) -> Condition:
+    """Fill in when the condition's status changed, unless its writer said so."""
+    if condition.changed_at_ns is not None:
+        return condition
+    unchanged = before is not None and before.status == condition.status
+    if unchanged and times is TransitionTimes.STRICT and before is not None and before.changed_at_ns is not None:
+        return msgspec.structs.replace(condition, changed_at_ns=before.changed_at_ns)
+    return msgspec.structs.replace(condition, changed_at_ns=now_ns)
+
+
+def set_condition(state: State, condition: Condition, *, now_ns: int, policy: GpuPolicy) -> State:
+    """One condition replaced in its place, or added at the end; all others as they were."""
+    types = [present.type for present in state.conditions]
+    if condition.type not in types and len(set(types)) >= policy.max_condition_types:
+        raise ResourceExhausted(
+            f"the GPU has {policy.max_condition_types} condition types already; {condition.type!r} would be one more",
+            field="condition.type",
+            hint="report under an existing type, or raise gpus.max_condition_types",
+        )
+    before = next((present for present in state.conditions if present.type == condition.type), None)
+    new = stamp(condition, before, now_ns=now_ns, times=policy.transition_times)
+    conditions = list(state.conditions)
+    if before is None:
+        conditions.append(new)
+    else:
+        conditions[types.index(condition.type)] = new
+    return state.with_conditions(
+        conditions, (aside for aside in state.silenced if aside.type != condition.type)
+    )
+
+
+def set_status(report: Report | None) -> State:
+    """The whole status replaced, verbatim: times are not filled in, None clears it."""
+    if report is None:
+        return State()
+    return State(
+        conditions=report.conditions, status=GpuStatus(recommended_action=report.recommended_action)
+    )
+
+
+def is_silenced(condition: Condition) -> bool:
+    return condition.reason == PROVIDER_SILENT and condition.status == "Unknown"
+
+
+def silence(state: State, *, provider: str | None, message: str, now_ns: int) -> State:
+    """What `provider` wrote reads Unknown and is put aside; None means every provider."""
+    aside = list(state.silenced)
+    conditions = []
+    for condition in state.conditions:
+        if is_silenced(condition) or provider not in (None, condition.writer):
+            conditions.append(condition)
+            continue
+        aside.append(condition)
+        unknown = Condition(
+            type=condition.type, status="Unknown", reason=PROVIDER_SILENT, message=message, writer=condition.writer
+        )
+        conditions.append(stamp(unknown, condition, now_ns=now_ns, times=TransitionTimes.STRICT))
+    return state.with_conditions(conditions, aside) if len(aside) > len(state.silenced) else state
+
+
+def restore(state: State, *, provider: str, now_ns: int) -> State:
+    """What `provider` had said before its silence reads as it said it again."""
+    aside = list(state.silenced)
+    conditions = []
+    for condition in state.conditions:
+        said = None
+        if is_silenced(condition) and condition.writer == provider:
+            # By type and in order: a whole status may name one type twice.
+            said = next((c for c in aside if c.writer == provider and c.type == condition.type), None)
+        if said is None:
+            conditions.append(condition)
+            continue
+        aside.remove(said)
+        changed = said.status != condition.status
+        conditions.append(msgspec.structs.replace(said, changed_at_ns=now_ns) if changed else said)
+    kept = [condition for condition in aside if condition.writer != provider]
+    return state.with_conditions(conditions, kept) if len(kept) < len(state.silenced) else state
+
+
+class Health(StrEnum):
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+    UNKNOWN = "unknown"
+
+
+def health(conditions: Collection[Condition]) -> Health:
+    """False anywhere is unhealthy; otherwise anything but True, or nothing said, is unknown."""
+    if any(condition.status == "False" for condition in conditions):
+        return Health.UNHEALTHY
+    if not conditions or any(condition.status != "True" for condition in conditions):
+        return Health.UNKNOWN
+    return Health.HEALTHY

@@ -1,0 +1,198 @@
+"""The gRPC services of the device API: parse, call, answer.
+
+Reads are answered with bytes that were encoded once per GPU version. The servicers serve
+every dialect; which one an answer speaks is chosen per call by request metadata, else by the
+listener's setting.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+
+from fleetplane.domains.gpus import wire
+from fleetplane.domains.gpus.encodings import Encodings
+from fleetplane.domains.gpus.kinds import GPU, SCOPE, Gpu
+from fleetplane.domains.gpus.providers import Providers
+from fleetplane.domains.gpus.registry import Gpus
+from fleetplane.domains.gpus.wire import Dialect
+from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
+from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
+from fleetplane.kernel.errors import Compacted, Unavailable
+from fleetplane.kernel.store import Store
+from fleetplane.kernel.watch import Watch
+from fleetplane.rpc import CallContext, Framed
+
+SNAPSHOT_CHUNK = 64
+"""GPUs announced per write at the start of a watch; 64 of about 1 KB fill a large frame."""
+
+
+class GpuReader:
+    """What both generations of the consumer's service have in common."""
+
+    def __init__(self, store: Store, gpus: Gpus) -> None:
+        self._store = store
+        self._gpus = gpus
+        self._encodings = {dialect: Encodings(gpus, dialect) for dialect in Dialect}
+        self._watches: set[Watch] = set()
+        self._closing = False
+        self.events_sent: Counter[str] = Counter()
+
+    @property
+    def open_watches(self) -> int:
+        return len(self._watches)
+
+    def close(self) -> None:
+        """End every watch now; their streams tell the clients to come back later."""
+        self._closing = True
+        for watch in list(self._watches):
+            watch.close()
+
+    async def get(self, name: str, dialect: Dialect) -> Framed:
+        return self._encodings[dialect].get(await self._gpus.get(name))
+
+    async def list(self, dialect: Dialect) -> Framed:
+        await self._gpus.settled()
+        return self._encodings[dialect].list()
+
+    async def watch(self, after: int | None, dialect: Dialect) -> AsyncIterator[Framed]:
+        """Everything that is, then everything that changes; only the latter after a version."""
+        encodings = self._encodings[dialect]
+        await self._gpus.settled()
+        snapshot: Sequence[Gpu] = ()
+        if after is None:
+            revision, snapshot = self._store.snapshot(GPU, SCOPE)
+        else:
+            revision = self._resume_from(after)
+        with self._store.watch(GPU, SCOPE, after=revision) as watch:
+            self._watches.add(watch)
+            try:
+                for start in range(0, len(snapshot), SNAPSHOT_CHUNK):
+                    chunk = snapshot[start : start + SNAPSHOT_CHUNK]
+                    self.events_sent["ADDED"] += len(chunk)
+                    yield Framed.join([encodings.added(gpu) for gpu in chunk])
+                while not self._closing:
+                    batch = await watch.next()
+                    for event in batch.events:
+                        self.events_sent[event.type] += 1
+                    if len(batch.events) == 1:
+                        yield encodings.event(batch.events[0])
+                    elif batch.events:
+                        yield Framed.join([encodings.event(event) for event in batch.events])
+            finally:
+                self._watches.discard(watch)
+        raise Unavailable(f"the server is shutting down; watch again from resource_version {watch.revision}")
+
+    def _resume_from(self, after: int) -> int:
+        if after > self._store.revision:
+            raise Compacted(
+                f"resource_version {after} is in the future; the newest is {self._store.revision}",
+                field="opts.resource_version",
+            )
+        # Nothing of this kind changed since: other kinds' history may well be gone by now.
+        return self._store.revision if after >= self._gpus.version else after
+
+
+class GpuService:
+    """`nvidia.device.v1alpha1.GpuService`, in the dialect the caller or the listener asks for."""
+
+    def __init__(self, reader: GpuReader, dialect: Dialect) -> None:
+        self._reader = reader
+        self._dialect = dialect
+
+    def _spoken(self, context: CallContext) -> Dialect:
+        asked = context.header(wire.DIALECT_HEADER)
+        return self._dialect if asked is None else wire.dialect(asked)
+
+    async def GetGpu(self, request: gpu_pb2.GetGpuRequest, context: CallContext) -> Framed:
+        return await self._reader.get(wire.gpu_name(request.name), self._spoken(context))
+
+    async def ListGpus(self, _request: gpu_pb2.ListGpusRequest, context: CallContext) -> Framed:
+        return await self._reader.list(self._spoken(context))
+
+    async def WatchGpus(
+        self, request: gpu_pb2.WatchGpusRequest, context: CallContext
+    ) -> AsyncIterator[Framed]:
+        after = wire.resource_version(request.opts.resource_version)
+        dialect = self._spoken(context)
+        await context.send_initial_metadata(())
+        async for events in self._reader.watch(after, dialect):
+            yield events
+
+
+class FirstGpuService:
+    """`nvidia.nvsentinel.v1alpha1.GpuService`, the first generation: read-only, no versions."""
+
+    def __init__(self, reader: GpuReader) -> None:
+        self._reader = reader
+
+    async def GetGpu(self, request: first_pb2.GetGpuRequest, _context: CallContext) -> Framed:
+        return await self._reader.get(wire.gpu_name(request.name), Dialect.FIRST)
+
+    async def ListGpus(self, _request: first_pb2.ListGpusRequest, _context: CallContext) -> Framed:
+        return await self._reader.list(Dialect.FIRST)
+
+    async def WatchGpus(
+        self, _request: first_pb2.WatchGpusRequest, context: CallContext
+    ) -> AsyncIterator[Framed]:
+        await context.send_initial_metadata(())
+        async for events in self._reader.watch(None, Dialect.FIRST):
+            yield events
+
+
+class ProviderService:
+    """`nvidia.device.v1alpha1.ProviderService`.
+
+    `provider_id` says which of a GPU's conditions belong together; it is no identity. Who
+    called is the connection's principal, and that is what the audit log names.
+    """
+
+    def __init__(self, gpus: Gpus, providers: Providers) -> None:
+        self._gpus = gpus
+        self._providers = providers
+
+    async def RegisterGpu(
+        self, request: provider_pb2.RegisterGpuRequest, context: CallContext
+    ) -> provider_pb2.RegisterGpuResponse:
+        name, provider = wire.gpu_name(request.name), wire.provider_id(request.provider_id)
+        report = None
+        if request.HasField("initial_status"):
+            report = wire.report(request.initial_status, writer=provider, field="initial_status")
+        uuid = wire.uuid(request.spec) if request.HasField("spec") else None
+        self._providers.heard(provider)
+        done = await self._gpus.register(
+            name, uuid=uuid, report=report, provider=provider, actor=context.principal.name
+        )
+        return provider_pb2.RegisterGpuResponse(created=done.created, resource_version=done.version)
+
+    async def UnregisterGpu(
+        self, request: provider_pb2.UnregisterGpuRequest, context: CallContext
+    ) -> provider_pb2.UnregisterGpuResponse:
+        deleted = await self._gpus.unregister(wire.gpu_name(request.name), actor=context.principal.name)
+        return provider_pb2.UnregisterGpuResponse(deleted=deleted)
+
+    async def UpdateGpuStatus(
+        self, request: provider_pb2.UpdateGpuStatusRequest, context: CallContext
+    ) -> provider_pb2.UpdateGpuStatusResponse:
+        name, provider = wire.gpu_name(request.name), wire.provider_id(request.provider_id)
+        report = wire.report(request.status, writer=provider) if request.HasField("status") else None
+        self._providers.heard(provider)
+        version = await self._gpus.set_status(name, report, provider=provider, actor=context.principal.name)
+        return provider_pb2.UpdateGpuStatusResponse(resource_version=version)
+
+    async def UpdateGpuCondition(
+        self, request: provider_pb2.UpdateGpuConditionRequest, context: CallContext
+    ) -> provider_pb2.UpdateGpuConditionResponse:
+        name, provider = wire.gpu_name(request.name), wire.provider_id(request.provider_id)
+        condition = wire.required_condition(request, writer=provider)
+        self._providers.heard(provider)
+        version = await self._gpus.set_condition(name, condition, actor=context.principal.name)
+        return provider_pb2.UpdateGpuConditionResponse(resource_version=version)
+
+    async def Heartbeat(
+        self, request: provider_pb2.HeartbeatRequest, context: CallContext
+    ) -> provider_pb2.HeartbeatResponse:
+        provider = wire.required_provider_id(request.provider_id)
+        names = wire.heartbeat_names(request.gpu_names)
+        await self._providers.heartbeat(provider, names, actor=context.principal.name)
+        return provider_pb2.HeartbeatResponse(acknowledged=True)

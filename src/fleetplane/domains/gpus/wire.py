@@ -1,0 +1,238 @@
+"""Protobuf to kinds and back, for every dialect of the device API. Pure.
+
+Four dialects share one store. Their requests can be read by one parser; their answers differ
+in where a GPU keeps its name and version:
+
+| dialect  | Gpu                                                   | GpuList            |
+|----------|-------------------------------------------------------|--------------------|
+| superset | metadata{name, version}, spec, status, version, name  | metadata, items=2  |
+| meta     | metadata{name}, spec, status, version                 | items=2            |
+| name     | name=1, spec, status, version                         | items=1            |
+| first    | name=1, spec, status                                  | items=1            |
+
+`superset` is what the original's generated clients read, plus the name where JSON readers
+look for it. `meta` is byte for byte what the original sends. `first` belongs to the package
+`nvidia.nvsentinel.v1alpha1`. A wrong dialect does not fail, it yields garbage, so the choice
+is always explicit: by request metadata, by listener setting, or by package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fleetplane.domains.gpus.kinds import Gpu, Report
+from fleetplane.gen.fleetplane.device.v1alpha1 import named_pb2
+from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
+from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
+from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.resources import Condition
+
+DIALECT_HEADER = "x-device-api-dialect"
+
+# Bounds on what a provider may say. Names and UUIDs are 40 characters in practice; the three
+# condition bounds are those of the Kubernetes condition type, which this API follows.
+MAX_NAME_BYTES = 512
+MAX_UUID_BYTES = 256
+MAX_PROVIDER_BYTES = 256
+MAX_TYPE_BYTES = 316
+MAX_STATUS_BYTES = 64
+MAX_REASON_BYTES = 1024
+MAX_MESSAGE_BYTES = 32_768
+MAX_ACTION_BYTES = 1024
+MAX_CONDITIONS = 128  # in one reported status
+MAX_GPU_BYTES = 65_536  # of all conditions together
+MAX_HEARTBEAT_NAMES = 4096
+
+_NS = 1_000_000_000
+_MIN_SECONDS, _MAX_SECONDS = -(2**63) // _NS + 1, 2**63 // _NS - 1
+
+
+class Dialect(StrEnum):
+    SUPERSET = "superset"
+    META = "meta"
+    NAME = "name"
+    FIRST = "first"
+
+
+SELECTABLE = (Dialect.SUPERSET, Dialect.META, Dialect.NAME)
+"""What a caller or a listener may ask for; `first` is chosen by its package alone."""
+
+
+def dialect(text: str) -> Dialect:
+    if text in SELECTABLE:
+        return Dialect(text)
+    raise InvalidArgument(
+        f"unknown dialect {text!r}; known are {', '.join(SELECTABLE)}", field=DIALECT_HEADER
+    )
+
+
+# From the wire.
+
+
+def _bounded(value: str, field: str, limit_bytes: int) -> str:
+    if len(value) > limit_bytes or len(value.encode()) > limit_bytes:
+        raise InvalidArgument(f"{field} is longer than {limit_bytes} bytes", field=field)
+    return value
+
+
+def gpu_name(value: str) -> str:
+    if not value:
+        raise InvalidArgument("name is required", field="name")
+    if "\0" in value:
+        raise InvalidArgument("name must not contain a NUL character", field="name")
+    return _bounded(value, "name", MAX_NAME_BYTES)
+
+
+def provider_id(value: str) -> str:
+    return _bounded(value, "provider_id", MAX_PROVIDER_BYTES)
+
+
+def required_provider_id(value: str) -> str:
+    if not value:
+        raise InvalidArgument("provider_id is required", field="provider_id")
+    return provider_id(value)
+
+
+def heartbeat_names(request_names: Sequence[str]) -> frozenset[str]:
+    if len(request_names) > MAX_HEARTBEAT_NAMES:
+        raise InvalidArgument(f"gpu_names has more than {MAX_HEARTBEAT_NAMES} entries", field="gpu_names")
+    return frozenset(request_names)
+
+
+def uuid(spec: gpu_pb2.GpuSpec) -> str:
+    return _bounded(spec.uuid, "spec.uuid", MAX_UUID_BYTES)
+
+
+def resource_version(text: str) -> int | None:
+    """The version to resume after, or None for a fresh start."""
+    if text in ("", "0"):
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise InvalidArgument(
+            f'invalid resource_version "{text[:40]}": must be numeric', field="opts.resource_version"
+        )
+    return int(text)
+
+
+def condition(message: gpu_pb2.Condition, *, writer: str, field: str = "condition") -> Condition:
+    return Condition(
+        type=_bounded(message.type, f"{field}.type", MAX_TYPE_BYTES),
+        status=_bounded(message.status, f"{field}.status", MAX_STATUS_BYTES),
+        reason=_bounded(message.reason, f"{field}.reason", MAX_REASON_BYTES),
+        message=_bounded(message.message, f"{field}.message", MAX_MESSAGE_BYTES),
+        changed_at_ns=(
+            _nanoseconds(message.last_transition_time, f"{field}.last_transition_time")
+            if message.HasField("last_transition_time")
+            else None
+        ),
+        writer=writer,
+    )
+
+
+def required_condition(request: provider_pb2.UpdateGpuConditionRequest, *, writer: str) -> Condition:
+    if not request.HasField("condition"):
+        raise InvalidArgument("condition is required", field="condition")
+    if not request.condition.type:
+        raise InvalidArgument("condition type is required", field="condition.type")
+    return condition(request.condition, writer=writer)
+
+
+def report(message: gpu_pb2.GpuStatus, *, writer: str, field: str = "status") -> Report:
+    if len(message.conditions) > MAX_CONDITIONS:
+        raise InvalidArgument(
+            f"{field}.conditions has more than {MAX_CONDITIONS} entries", field=f"{field}.conditions"
+        )
+    if message.ByteSize() > MAX_GPU_BYTES:
+        raise InvalidArgument(f"{field} is larger than {MAX_GPU_BYTES} bytes", field=field)
+    return Report(
+        conditions=tuple(
+            condition(entry, writer=writer, field=f"{field}.conditions[{index}]")
+            for index, entry in enumerate(message.conditions)
+        ),
+        recommended_action=_bounded(message.recommended_action, f"{field}.recommended_action", MAX_ACTION_BYTES),
+    )
+
+
+def _nanoseconds(timestamp: Timestamp, field: str) -> int:
+    if not (_MIN_SECONDS < timestamp.seconds < _MAX_SECONDS and 0 <= timestamp.nanos < _NS):
+        raise InvalidArgument(f"{field} is out of range", field=field)
+    return timestamp.seconds * _NS + timestamp.nanos
+
+
+# To the wire.
+
+
+def encode_gpu(gpu: Gpu, dialect: Dialect) -> bytes:
+    """The `Gpu` message of one dialect."""
+    message: gpu_pb2.Gpu | named_pb2.NamedGpu | first_pb2.Gpu
+    match dialect:
+        case Dialect.SUPERSET:
+            message = gpu_pb2.Gpu(
+                metadata=gpu_pb2.ObjectMeta(name=gpu.name, resource_version=str(gpu.revision)),
+                resource_version=gpu.revision,
+                name=gpu.name,
+            )
+        case Dialect.META:
+            message = gpu_pb2.Gpu(
+                metadata=gpu_pb2.ObjectMeta(name=gpu.name), resource_version=gpu.revision
+            )
+        case Dialect.NAME:
+            message = named_pb2.NamedGpu(name=gpu.name, resource_version=gpu.revision)
+        case Dialect.FIRST:
+            message = first_pb2.Gpu(name=gpu.name)
+    _fill(message, gpu)
+    return message.SerializeToString()
+
+
+def _fill(message: gpu_pb2.Gpu | named_pb2.NamedGpu | first_pb2.Gpu, gpu: Gpu) -> None:
+    if gpu.spec.uuid is not None:
+        message.spec.SetInParent()
+        message.spec.uuid = gpu.spec.uuid
+    if gpu.status is None:
+        return
+    message.status.SetInParent()
+    message.status.recommended_action = gpu.status.recommended_action
+    for entry in gpu.conditions:
+        target = message.status.conditions.add()
+        target.type, target.status = entry.type, entry.status
+        target.reason, target.message = entry.reason, entry.message
+        if entry.changed_at_ns is not None:
+            seconds, nanos = divmod(entry.changed_at_ns, _NS)
+            target.last_transition_time.seconds = seconds
+            target.last_transition_time.nanos = nanos
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _nested(field_number: int, body: bytes) -> bytes:
+    """A length-delimited field, for stitching messages together from encoded parts."""
+    return _varint(field_number << 3 | 2) + _varint(len(body)) + body
+
+
+def encode_get(gpu: bytes) -> bytes:
+    """`GetGpuResponse` around an encoded GPU; field 1 in every dialect."""
+    return _nested(1, gpu)
+
+
+def encode_list(gpus: list[bytes], version: int, dialect: Dialect) -> bytes:
+    """`ListGpusResponse` around encoded GPUs."""
+    items = 1 if dialect in (Dialect.NAME, Dialect.FIRST) else 2
+    body = b"".join(_nested(items, gpu) for gpu in gpus)
+    if dialect is Dialect.SUPERSET:
+        body = _nested(1, _nested(1, str(version).encode())) + body
+    return _nested(1, body)
+
+
+def encode_event(event_type: str, gpu: bytes) -> bytes:
+    """`WatchGpusResponse` around an encoded GPU; the same fields in every dialect."""
+    return _nested(1, event_type.encode()) + _nested(2, gpu)

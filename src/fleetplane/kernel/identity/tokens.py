@@ -1,0 +1,94 @@
+"""Bearer tokens: made once, shown once, kept as hashes.
+
+A token is 256 random bits, so a plain SHA-256 is enough to keep it: there is nothing to
+guess by dictionary. The hash, the roles and the scope are sealed under the master key, so a
+copied database tells neither who holds tokens nor what they may do.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+
+import msgspec
+
+from fleetplane.kernel.access import EVERYWHERE, Principal, Role
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import AlreadyExists, InvalidArgument, Unauthenticated
+from fleetplane.kernel.identity.master_key import MasterKey
+from fleetplane.kernel.store import Store
+
+PREFIX = "fp_"
+TOKEN_BYTES = 32
+NAME_LIMIT = 128
+_SECRETS = "token/"
+
+
+class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    digest: bytes
+    roles: tuple[str, ...]
+    scope: str = EVERYWHERE
+    created_at_ns: int = 0
+
+
+class Tokens:
+    def __init__(self, store: Store, master: MasterKey, clock: Clock) -> None:
+        self._store = store
+        self._master = master
+        self._clock = clock
+        self._by_digest: dict[bytes, TokenRecord] = {}
+
+    def __repr__(self) -> str:
+        return f"<Tokens {len(self._by_digest)}>"
+
+    async def load(self) -> None:
+        """Read all tokens into memory: authentication must not wait for a database."""
+        for name in await self._store.secret_names(_SECRETS):
+            sealed = await self._store.get_secret(name)
+            assert sealed is not None
+            record = msgspec.msgpack.decode(self._master.open(sealed, purpose=name), type=TokenRecord)
+            self._by_digest[record.digest] = record
+
+    async def create(
+        self, name: str, *, roles: frozenset[Role], scope: str = EVERYWHERE, actor: str
+    ) -> str:
+        """A new token. This is the only time it can be read."""
+        if not name or len(name) > NAME_LIMIT:
+            raise InvalidArgument(f"name must have 1 to {NAME_LIMIT} characters", field="name")
+        if any(record.name == name for record in self._by_digest.values()):
+            raise AlreadyExists(f"there is a token named {name!r} already", field="name")
+        token = PREFIX + base64.urlsafe_b64encode(self._clock.token_bytes(TOKEN_BYTES)).rstrip(b"=").decode()
+        record = TokenRecord(
+            name=name, digest=_digest(token), roles=tuple(sorted(roles)), scope=scope, created_at_ns=self._clock.now_ns()
+        )
+        secret = _SECRETS + name
+        await self._store.put_secret(
+            secret, self._master.seal(msgspec.msgpack.encode(record), purpose=secret), actor=actor
+        )
+        self._by_digest[record.digest] = record
+        return token
+
+    async def revoke(self, name: str, *, actor: str) -> bool:
+        record = next((record for record in self._by_digest.values() if record.name == name), None)
+        if record is None:
+            return False
+        await self._store.delete_secret(_SECRETS + name, actor=actor)
+        del self._by_digest[record.digest]
+        return True
+
+    def authenticate(self, token: str) -> Principal:
+        """The token's principal. Looked up by hash, so no timing tells how near a guess came."""
+        record = self._by_digest.get(_digest(token))
+        if record is None:
+            raise Unauthenticated("the token is not known or was revoked")
+        return Principal(
+            name=f"token/{record.name}", roles=frozenset(Role(role) for role in record.roles), scope=record.scope
+        )
+
+    def __len__(self) -> int:
+        return len(self._by_digest)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()

@@ -1,0 +1,286 @@
+"""The server's composition root: the whole server, in the order it comes to life."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import structlog
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+
+from fleetplane import __version__
+from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
+from fleetplane.domains.gpus.domain import BLUEPRINT as GPUS
+from fleetplane.domains.gpus.domain import GpuDomain
+
+from fleetplane.kernel.access import AccessTable, Grant, Principal, Role
+from fleetplane.kernel.clock import Clock, SystemClock
+from fleetplane.kernel.errors import SettingsError
+from fleetplane.kernel.identity import Authority, MasterKey
+from fleetplane.kernel.store import Store, StoreCollector, StoreSettings
+from fleetplane.rpc import (
+    Authentication,
+    CallStatistics,
+    Connection,
+    GrpcApp,
+    Listener,
+    ListenerSpec,
+    MethodTable,
+    TlsFiles,
+    open_listener,
+)
+from fleetplane.settings import DEFAULT_PLACE, DEFAULT_SOCKET, Settings
+from fleetplane.web.ops import OpsApp, Readiness
+
+log = structlog.get_logger(__name__)
+
+LOCAL_PRINCIPAL = Principal(name="local", roles=frozenset({Role("local")}))
+"""Whoever reached a socket that only this machine can reach."""
+
+
+async def serve(settings: Settings, *, announce: Callable[[dict[str, list[str]]], None]) -> None:
+    """Run until SIGTERM or SIGINT, then end what is open cleanly."""
+    clock = SystemClock()
+    stop = _stop_on_signals()
+    data_dir = Path(settings.data_dir)
+    blueprints = _blueprints(settings)
+    calls = CallStatistics()
+    registry = CollectorRegistry()
+    async with contextlib.AsyncExitStack() as stack:
+        store = await stack.enter_async_context(
+            Store.open(_store_settings(settings, data_dir), kinds=_kinds(blueprints), clock=clock)
+        )
+        authority = await Authority.load_or_create(store, _master_key(settings, data_dir, clock), clock)
+        domains = _build(settings, Kernel(store=store, clock=clock, calls=calls))
+        for domain in domains:
+            await domain.prepare()
+        ops = OpsApp(registry, version=__version__)
+        health = HealthBoard()
+        apps = _compose(blueprints, domains, calls, clock, health)
+        _collect(registry, domains, calls, store)
+        specs = [_web(settings, ops, authority), *_grpc_listeners(settings, data_dir, apps)]
+        listeners = [
+            await stack.enter_async_context(open_listener(spec, grace_seconds=settings.shutdown.grace_seconds))
+            for spec in specs
+        ]
+        async with asyncio.TaskGroup() as controllers:
+            tasks = [controllers.create_task(domain.run(), name=f"domain/{domain!r}") for domain in domains]
+            await health.serving()
+            ops.readiness = Readiness.READY
+            addresses = {listener.name: listener.addresses for listener in listeners}
+            stack.enter_context(_ready_file(settings, addresses))
+            log.info("server.ready", version=__version__, pid=os.getpid(), **addresses)
+            announce(addresses)
+            await stop.wait()
+            log.info("server.stopping", grace_seconds=settings.shutdown.grace_seconds)
+            ops.readiness = Readiness.DRAINING
+            await health.draining()
+            await _drain(domains, apps, listeners, settings.shutdown.grace_seconds)
+            for task in tasks:
+                task.cancel()
+    log.info("server.stopped")
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def handle(number: signal.Signals) -> None:
+        if stop.is_set():  # asked twice: whoever asks means it
+            log.warning("server.killed", signal=number.name)
+            os._exit(130)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, handle, number)
+    return stop
+
+
+def _blueprints(settings: Settings) -> list[Blueprint]:
+    return [blueprint for blueprint in (GPUS,) if blueprint.name in settings.domains]
+
+
+def _kinds(blueprints: Iterable[Blueprint]) -> list:  # type: ignore[type-arg]
+    return [kind for blueprint in blueprints for kind in blueprint.kinds]
+
+
+def _build(settings: Settings, kernel: Kernel) -> list[Domain]:
+    domains: list[Domain] = []
+    if "gpus" in settings.domains:
+        domains.append(
+            GpuDomain(
+                kernel, settings.gpus.policy(),
+                dialect=settings.listeners.device_api.dialect,
+                version=__version__, node=settings.gpus.node or socket.gethostname(),
+            )  # fmt: skip
+        )
+    return domains
+
+
+def _store_settings(settings: Settings, data_dir: Path) -> StoreSettings:
+    return StoreSettings(
+        path=data_dir / "fleetplane.db",
+        ring_events=settings.store.ring_events,
+        history_revisions=settings.store.history_revisions,
+    )
+
+
+def _master_key(settings: Settings, data_dir: Path, clock: Clock) -> MasterKey:
+    if settings.identity.master_key:
+        return MasterKey.from_text(settings.identity.master_key, clock)
+    return MasterKey.from_file(Path(settings.identity.master_key_file or data_dir / "master.key"), clock)
+
+
+def _compose(
+    blueprints: Sequence[Blueprint],
+    domains: Sequence[Domain],
+    calls: CallStatistics,
+    clock: Clock,
+    health: HealthBoard,
+) -> dict[str, GrpcApp]:
+    """One application per gRPC listener; refuses a method without a row in the table."""
+    services = [service for domain in domains for service in domain.services]
+    names = sorted({service.listener for service in services})
+    table = MethodTable(
+        [
+            *(row for blueprint in blueprints for row in blueprint.methods),
+            *(row for name in names for row in introspection_methods(name)),
+        ]
+    )
+    grants: dict[Role, list[Grant]] = {}
+    for blueprint in blueprints:
+        for role, granted in blueprint.grants.items():
+            grants.setdefault(role, []).extend(granted)
+    apps = {}
+    for name in names:
+        app = GrpcApp(
+            listener=name, table=table, access=AccessTable(grants),
+            authenticators={Authentication.ANONYMOUS: _anonymous, Authentication.LOCAL: _local},
+            clock=clock, statistics=calls,
+        )  # fmt: skip
+        for service in services:
+            if service.listener == name:
+                app.add_service(service.descriptor, service.servicer)
+        health.add_to(app)
+        add_reflection(app)
+        app.seal()
+        apps[name] = app
+    return apps
+
+
+def _anonymous(_connection: Connection) -> Principal:
+    return Principal(name="anonymous", roles=frozenset())
+
+
+def _local(_connection: Connection) -> Principal:
+    return LOCAL_PRINCIPAL
+
+
+def _collect(
+    registry: CollectorRegistry, domains: Iterable[Domain], calls: CallStatistics, store: Store
+) -> None:
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    registry.register(calls.collector())
+    registry.register(StoreCollector(store))
+    for domain in domains:
+        for collector in domain.collectors:
+            registry.register(collector)
+
+
+def _web(settings: Settings, ops: OpsApp, authority: Authority) -> ListenerSpec:
+    addresses = settings.listeners.web.addresses
+    remote = [address for address in addresses if not is_local(address)]
+    tls = _ephemeral_tls(authority, remote) if remote else None
+    return ListenerSpec(name="web", addresses=addresses, app=ops, tls=tls, http1=True)
+
+
+def _grpc_listeners(settings: Settings, data_dir: Path, apps: dict[str, GrpcApp]) -> list[ListenerSpec]:
+    specs = []
+    if (app := apps.get("device-api")) is not None:
+        device = settings.listeners.device_api
+        remote = [address for address in device.addresses if not is_local(address)]
+        if remote and not device.allow_remote_plaintext:
+            raise SettingsError(
+                f"listeners.device-api.addresses: {remote[0]} can be reached from other machines, in plain text",
+                hint="bind to loopback or a Unix socket, or set listeners.device-api.allow_remote_plaintext = true",
+            )
+        specs.append(
+            ListenerSpec(
+                name="device-api",
+                addresses=tuple(_default_place(address, data_dir) for address in device.addresses),
+                app=app,
+                unix_mode=int(device.socket_mode, 8),
+            )
+        )
+    return specs
+
+
+def _default_place(address: str, data_dir: Path) -> str:
+    if address != DEFAULT_PLACE:
+        return address
+    path = DEFAULT_SOCKET if os.geteuid() == 0 else (data_dir / "device.sock").resolve()
+    return f"unix://{path}"
+
+
+def is_local(address: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _ephemeral_tls(authority: Authority, addresses: Iterable[str]) -> TlsFiles:
+    """A certificate for this run. Its key lives in memory only: nothing to leak at rest."""
+    hosts = {address.rpartition(":")[0].strip("[]") for address in addresses}
+    issued = authority.issue_server(sorted({*hosts, "localhost", "127.0.0.1", socket.gethostname()} - {"", "0.0.0.0", "::"}))  # noqa: S104
+    assert issued.key_pem is not None
+    return TlsFiles(certificate=_in_memory(issued.certificate_pem), key=_in_memory(issued.key_pem))
+
+
+def _in_memory(content: bytes) -> Path:
+    descriptor = os.memfd_create("fleetplane", os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    return Path(f"/proc/self/fd/{descriptor}")
+
+
+@contextlib.contextmanager
+def _ready_file(settings: Settings, addresses: dict[str, list[str]]):  # type: ignore[no-untyped-def]
+    if not settings.ready_file:
+        yield
+        return
+    path = Path(settings.ready_file)
+    staging = path.with_name(f"{path.name}.{os.getpid()}")
+    staging.write_text(json.dumps({"version": __version__, "pid": os.getpid(), "listeners": addresses}) + "\n")
+    staging.replace(path)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+async def _drain(
+    domains: Iterable[Domain], apps: dict[str, GrpcApp], listeners: Iterable[Listener], grace_seconds: float
+) -> None:
+    for listener in listeners:
+        listener.stop_accepting()
+    for domain in domains:
+        domain.drain()
+    async with asyncio.TaskGroup() as draining:
+        for app in apps.values():
+            draining.create_task(app.drain(grace_seconds))
+
+

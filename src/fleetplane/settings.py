@@ -1,0 +1,262 @@
+"""Every setting, its default and its environment variable, read once.
+
+Three sources, each stronger than the one before: the TOML file, the environment, the flags.
+A setting at `[section] key` is `FLEETPLANE_SECTION__KEY` in the environment (two underscores
+between levels, one within a name) and `--set section.key=value` as a flag. A key that nobody
+knows is an error that names the nearest known one: a misspelt limit must not pass for a limit.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import msgspec
+
+from fleetplane.domains.gpus.rules import GpuPolicy, TransitionTimes
+from fleetplane.domains.gpus.wire import SELECTABLE, Dialect
+from fleetplane.kernel.errors import SettingsError
+
+PREFIX = "FLEETPLANE_"
+CLIENT_VARIABLES = frozenset({"FLEETPLANE_DEVICE_API"})
+"""Variables of the command line's clients, which share our prefix."""
+
+DOMAINS = ("gpus",)
+DEFAULT_SOCKET = Path("/var/run/device-api/device.sock")
+DEFAULT_PLACE = "unix:"
+"""An address that stands for the default socket: the system's for root, else in the data directory."""
+
+
+def _one_of(key: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise SettingsError(f"{key}: {str(value)!r} is not one of {', '.join(choices)}")
+
+
+def _at_least(key: str, value: float, minimum: float) -> None:
+    if not value >= minimum:
+        raise SettingsError(f"{key}: {value} is below {minimum}")
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the configuration file."""
+
+
+class LogSettings(Section):
+    level: str = "info"
+    format: str = "text"
+
+    def __post_init__(self) -> None:
+        _one_of("log.level", self.level, ("debug", "info", "warning", "error"))
+        _one_of("log.format", self.format, ("text", "json"))
+
+
+class ShutdownSettings(Section):
+    grace_seconds: float = 10.0
+    """How long running calls may take to finish after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        _at_least("shutdown.grace_seconds", self.grace_seconds, 0)
+
+
+class StoreSection(Section):
+    ring_events: int = 4096
+    """Recent events kept in memory for watchers."""
+    history_revisions: int = 100_000
+    """Revisions from which a watch may resume; older ones are compacted."""
+
+    def __post_init__(self) -> None:
+        _at_least("store.ring_events", self.ring_events, 1)
+        _at_least("store.history_revisions", self.history_revisions, 1)
+
+
+class IdentitySettings(Section):
+    master_key: str = ""
+    """Base64 of 32 bytes. Empty: a 0600 file in the data directory, made at first start."""
+    master_key_file: str = ""
+    """Where that file is, when not in the data directory."""
+
+
+class ListenerSettings(Section):
+    addresses: tuple[str, ...] = ()
+    """`host:port` (port 0 picks a free one) or `unix:///path`."""
+
+
+class WebListenerSettings(ListenerSettings):
+    addresses: tuple[str, ...] = ("127.0.0.1:8080",)
+
+
+class DeviceApiSettings(ListenerSettings):
+    addresses: tuple[str, ...] = (DEFAULT_PLACE, "127.0.0.1:50051")
+    socket_mode: str = "0660"
+    dialect: Dialect = Dialect.SUPERSET
+    """Of the answers, when the caller's metadata asks for none."""
+    allow_remote_plaintext: bool = False
+    """Permit addresses beyond loopback. Anyone who can reach them can write GPU health."""
+
+    def __post_init__(self) -> None:
+        _one_of("listeners.device-api.dialect", self.dialect, SELECTABLE)
+        try:
+            valid = 0 <= int(self.socket_mode, 8) <= 0o777
+        except ValueError:
+            valid = False
+        if not valid:
+            raise SettingsError(f"listeners.device-api.socket_mode: {self.socket_mode!r} is no octal file mode")
+
+
+class ListenersSettings(Section):
+    web: WebListenerSettings = WebListenerSettings()
+    device_api: DeviceApiSettings = msgspec.field(name="device-api", default=DeviceApiSettings())
+
+
+class GpuSettings(Section):
+    lease_seconds: float = 30.0
+    transition_times: TransitionTimes = TransitionTimes.STRICT
+    max_gpus: int = 4096
+    max_condition_types: int = 32
+    max_providers: int = 256
+    node: str = ""
+    """This node's name in the metrics; the host's name when empty."""
+
+    def __post_init__(self) -> None:
+        _at_least("gpus.lease_seconds", self.lease_seconds, 0)
+        for name in ("max_gpus", "max_condition_types", "max_providers"):
+            _at_least(f"gpus.{name}", getattr(self, name), 1)
+
+    def policy(self) -> GpuPolicy:
+        return GpuPolicy(
+            lease_seconds=self.lease_seconds,
+            transition_times=self.transition_times,
+            max_gpus=self.max_gpus,
+            max_condition_types=self.max_condition_types,
+            max_providers=self.max_providers,
+        )
+
+
+class Settings(Section):
+    data_dir: str = "./fleetplane-data"
+    only: tuple[str, ...] = ()
+    """Domains to run; all when empty."""
+    ready_file: str = ""
+    """Written once all listeners accept."""
+    log: LogSettings = LogSettings()
+    shutdown: ShutdownSettings = ShutdownSettings()
+    store: StoreSection = StoreSection()
+    identity: IdentitySettings = IdentitySettings()
+    listeners: ListenersSettings = ListenersSettings()
+    gpus: GpuSettings = GpuSettings()
+
+    def __post_init__(self) -> None:
+        for name in self.only:
+            _one_of("only", name, DOMAINS)
+        if not self.data_dir:
+            raise SettingsError("data_dir: must not be empty")
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        return self.only or DOMAINS
+
+
+def load(
+    *, config: Path | None, environment: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
+) -> Settings:
+    """The settings of this process. `flags` maps dotted keys to values; None values are absent."""
+    merged: dict[str, Any] = {}
+    if config is not None:
+        _overlay(merged, _from_file(config), source=str(config))
+    _overlay(merged, _from_environment(os.environ if environment is None else environment), source="environment")
+    given = {key: value for key, value in (flags or {}).items() if value is not None}
+    _overlay(merged, _from_flags(given), source="flags")
+    try:
+        return msgspec.convert(merged, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        where = str(error).replace("$.", "").replace(" - at `", " (at ").replace("`", "") + ")"
+        raise SettingsError(f"bad setting: {where}") from error
+
+
+def assignments(texts: Sequence[str]) -> dict[str, str]:
+    """`section.key=value` flags as a mapping."""
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise SettingsError(f"--set {text!r}: expected section.key=value")
+        pairs[key.strip()] = value
+    return pairs
+
+
+def known_keys(section: type[Section] = Settings, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting's dotted key and type."""
+    for field in msgspec.structs.fields(section):
+        key = f"{path}{field.encode_name}"
+        if isinstance(field.type, type) and issubclass(field.type, Section):
+            yield from known_keys(field.type, f"{key}.")
+        else:
+            yield key, field.type
+
+
+def _from_file(path: Path) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not TOML: {error}") from error
+    return dict(_flatten(document))
+
+
+def _flatten(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in document.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    by_variable = {
+        PREFIX + key.upper().replace(".", "__").replace("-", "_"): (key, kind) for key, kind in known_keys()
+    }
+    found = {}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or variable in CLIENT_VARIABLES:
+            continue
+        if variable not in by_variable:
+            raise SettingsError(_unknown("environment variable", variable, by_variable))
+        key, kind = by_variable[variable]
+        found[key] = _parse(text, kind)
+    return found
+
+
+def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = dict(known_keys())
+    return {
+        key: _parse(value, kinds.get(key, str)) if isinstance(value, str) else value for key, value in flags.items()
+    }
+
+
+def _parse(text: str, kind: Any) -> Any:
+    """Text as its setting's type wants it; msgspec turns the scalars into numbers and booleans."""
+    if get_origin(kind) is tuple and get_args(kind) == (str, ...):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return text
+
+
+def _overlay(merged: dict[str, Any], values: Mapping[str, Any], *, source: str) -> None:
+    known = dict(known_keys())
+    for key, value in values.items():
+        if key not in known:
+            raise SettingsError(_unknown(f"{source}: setting", key, known))
+        *path, last = key.split(".")
+        table = merged
+        for name in path:
+            table = table.setdefault(name, {})
+        table[last] = value
+
+
+def _unknown(what: str, key: str, known: Mapping[str, Any]) -> str:
+    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+    return f"{what} {key!r} is not known; did you mean {nearest!r}?"

@@ -1,0 +1,79 @@
+"""The operator's end of the web listener: `/healthz`, `/livez`, `/readyz`, `/metrics`.
+
+A bare ASGI application: these four must answer while everything else is starting, drowning
+or going down.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from enum import StrEnum
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+TEXT = "text/plain; charset=utf-8"
+INDEX = {
+    "/healthz": "is the process alive",
+    "/readyz": "will it take calls",
+    "/metrics": "its numbers, for Prometheus",
+}
+
+
+class Readiness(StrEnum):
+    STARTING = "not ready"
+    READY = "ok"
+    DRAINING = "shutting down"
+
+
+class OpsApp:
+    def __init__(self, registry: CollectorRegistry, *, version: str) -> None:
+        self._registry = registry
+        self._version = version
+        self.readiness = Readiness.STARTING
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        status, content_type, body, extra = self._answer(scope)
+        headers = [
+            (b"content-type", content_type.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"cache-control", b"no-store"),
+            (b"x-content-type-options", b"nosniff"),
+            *extra,
+        ]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+    def _answer(self, scope: Scope) -> tuple[int, str, bytes, list[tuple[bytes, bytes]]]:
+        if scope["path"] not in ("/", "/livez", *INDEX):
+            return _problem(404, "NOT_FOUND", f"there is nothing at {scope['path']}")
+        if scope["method"] not in ("GET", "HEAD"):
+            return _problem(405, "METHOD_NOT_ALLOWED", f"{scope['method']} is not allowed here", [(b"allow", b"GET, HEAD")])
+        match scope["path"]:
+            case "/healthz" | "/livez":
+                return 200, TEXT, b"ok\n", []
+            case "/readyz":
+                ready = self.readiness is Readiness.READY
+                return 200 if ready else 503, TEXT, f"{self.readiness}\n".encode(), []
+            case "/metrics":
+                accepted = next((value for name, value in scope["headers"] if name == b"accept"), b"")
+                encode, content_type = choose_encoder(accepted.decode("latin-1"))
+                return 200, content_type, encode(self._registry), []
+            case _:
+                page = {"product": "fleetplane", "version": self._version, "paths": INDEX}
+                return 200, "application/json", json.dumps(page, indent=2).encode() + b"\n", []
+
+
+def _problem(
+    status: int, code: str, message: str, headers: list[tuple[bytes, bytes]] | None = None
+) -> tuple[int, str, bytes, list[tuple[bytes, bytes]]]:
+    body = json.dumps({"error": {"code": code, "message": message}}).encode() + b"\n"
+    return status, "application/json", body, headers or []

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fleetplane import settings
+from fleetplane.domains.gpus.wire import Dialect
+from fleetplane.kernel.errors import SettingsError
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "fleetplane.toml"
+    path.write_text(text)
+    return path
+
+
+def test_nothing_configured_gives_the_documented_defaults() -> None:
+    loaded = settings.load(config=None, environment={})
+
+    assert loaded.data_dir == "./fleetplane-data"
+    assert loaded.domains == ("gpus",)
+    assert loaded.listeners.web.addresses == ("127.0.0.1:8080",)
+    assert loaded.listeners.device_api.addresses == ("unix:", "127.0.0.1:50051")
+    assert loaded.listeners.device_api.dialect is Dialect.SUPERSET
+
+
+def test_flags_beat_the_environment_and_the_environment_beats_the_file(tmp_path: Path) -> None:
+    config = write(tmp_path, "[gpus]\nlease_seconds = 1\nmax_gpus = 1\nmax_providers = 1\n")
+    environment = {"FLEETPLANE_GPUS__LEASE_SECONDS": "2", "FLEETPLANE_GPUS__MAX_GPUS": "2"}
+
+    loaded = settings.load(config=config, environment=environment, flags={"gpus.lease_seconds": "3"})
+
+    assert (loaded.gpus.lease_seconds, loaded.gpus.max_gpus, loaded.gpus.max_providers) == (3.0, 2, 1)
+
+
+def test_lists_are_comma_separated_outside_the_file() -> None:
+    environment = {"FLEETPLANE_LISTENERS__DEVICE_API__ADDRESSES": "unix:///run/x.sock, 127.0.0.1:0"}
+
+    loaded = settings.load(config=None, environment=environment, flags={"only": "gpus"})
+
+    assert loaded.listeners.device_api.addresses == ("unix:///run/x.sock", "127.0.0.1:0")
+    assert loaded.only == ("gpus",)
+
+
+@pytest.mark.parametrize(
+    ("config", "environment", "flags", "nearest"),
+    [
+        ("[gpus]\nlease_second = 5\n", {}, {}, "gpus.lease_seconds"),
+        ("[listners.web]\naddresses = []\n", {}, {}, "listeners.web.addresses"),
+        ("data-dir = 'x'\n", {}, {}, "data_dir"),
+        ("", {"FLEETPLANE_GPUS__LEASE": "5"}, {}, "FLEETPLANE_GPUS__LEASE_SECONDS"),
+        ("", {"FLEETPLANE_DATADIR": "x"}, {}, "FLEETPLANE_DATA_DIR"),
+        ("", {}, {"log.levle": "info"}, "log.level"),
+    ],
+)
+def test_an_unknown_key_is_an_error_that_names_the_nearest_known_one(
+    tmp_path: Path, config: str, environment: dict[str, str], flags: dict[str, str], nearest: str
+) -> None:
+    with pytest.raises(SettingsError, match=f"did you mean '{nearest}'"):
+        settings.load(config=write(tmp_path, config), environment=environment, flags=flags)
+
+
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        ("[gpus]\nlease_seconds = 'soon'\n", "gpus.lease_seconds"),
+        ("[gpus]\nmax_gpus = 0\n", "gpus.max_gpus: 0 is below 1"),
+        ("[log]\nlevel = 'loud'\n", "log.level: 'loud' is not one of debug"),
+        ("only = ['gpu']\n", "only: 'gpu' is not one of gpus"),
+        ("[listeners.device-api]\nsocket_mode = 'rw'\n", "socket_mode: 'rw' is no octal file mode"),
+        ("[listeners.device-api]\ndialect = 'first'\n", "dialect: 'first' is not one of superset"),
+        ("data_dir = ''\n", "data_dir: must not be empty"),
+        ("[gpus\n", "is not TOML"),
+    ],
+)
+def test_a_bad_value_is_an_error_that_names_the_key(tmp_path: Path, config: str, complaint: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        settings.load(config=write(tmp_path, config), environment={})
+
+    assert complaint in caught.value.message
+
+
+def test_a_configuration_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"cannot read .*absent\.toml"):
+        settings.load(config=tmp_path / "absent.toml", environment={})
+
+
+def test_variables_of_the_clients_are_not_mistaken_for_settings() -> None:
+    assert settings.load(config=None, environment={"FLEETPLANE_DEVICE_API": "unix:///x"})
+
+
+def test_every_setting_has_one_environment_variable() -> None:
+    variables = [key.upper().replace(".", "__").replace("-", "_") for key, _ in settings.known_keys()]
+
+    assert len(variables) == len(set(variables)) > 15
