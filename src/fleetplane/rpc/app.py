@@ -1,0 +1,203 @@
+"""A gRPC server as an ASGI application: one per listener.
+
+Takes servicers the way a `grpc.aio` server does, checks before serving that every method has a
+row, and hands each request to a `Call`. Knows nothing of the HTTP server beneath it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+
+from fleetplane.kernel.access import AccessTable
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import SettingsError
+from fleetplane.rpc import framing, refusals
+from fleetplane.rpc.admission import RateLimiter
+from fleetplane.rpc.call import Call, Ending, House, Method
+from fleetplane.rpc.connection import Authenticator, Connection, Scope
+from fleetplane.rpc.exchange import Exchange, Receive, Send
+from fleetplane.rpc.handlers import (
+    Handler,
+    handler_from_generic,
+    handlers_of_descriptor,
+    handlers_of_service,
+)
+from fleetplane.rpc.limits import Bound, RpcLimits
+from fleetplane.rpc.metadata import BadTimeout, is_grpc_content_type, parse_timeout
+from fleetplane.rpc.methods import Authentication, MethodTable
+from fleetplane.rpc.refusals import Refusal
+from fleetplane.rpc.statistics import CallStatistics
+
+
+class GrpcApp:
+    def __init__(
+        self,
+        *,
+        listener: str,
+        table: MethodTable,
+        access: AccessTable,
+        authenticators: Mapping[Authentication, Authenticator],
+        clock: Clock,
+        statistics: CallStatistics,
+        limits: RpcLimits | None = None,
+    ) -> None:
+        self._table = table
+        self._authenticators = authenticators
+        self._handlers: dict[str, Handler] = {}
+        self._generic: list[grpc.GenericRpcHandler] = []
+        self._methods: dict[str, Method] = {}
+        self._limits = limits or RpcLimits()
+        self._house = House(
+            listener=listener,
+            access=access,
+            clock=clock,
+            statistics=statistics,
+            limits=self._limits,
+            calls=set(),
+            idle=asyncio.Event(),
+        )
+        self._sealed = False
+
+    # Servicers come in
+
+    def add_service(self, descriptor: ServiceDescriptor, servicer: object) -> None:
+        """Serve all methods of a service by the servicer's methods of the same names."""
+        self._add(handlers_of_descriptor(descriptor, servicer))
+
+    def add_registered_method_handlers(
+        self, service_name: str, method_handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+    ) -> None:
+        """What generated `add_…_to_server` functions call."""
+        self._add(handlers_of_service(service_name, method_handlers))
+
+    def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]) -> None:
+        """The same for older generated code: asked for each row that has no method yet, when sealing."""
+        self._generic += generic_rpc_handlers
+
+    def _add(self, handlers: Iterable[Handler]) -> None:
+        if self._sealed:
+            raise SettingsError("a listener's services are complete once it serves")
+        for handler in handlers:
+            if handler.path in self._handlers:
+                raise SettingsError(f"{handler.path} is served twice on listener {self._house.listener}")
+            self._handlers[handler.path] = handler
+
+    def services(self) -> tuple[str, ...]:
+        """The names of the services, for health and reflection."""
+        return tuple(sorted({handler.service for handler in self._handlers.values()}))
+
+    def seal(self) -> None:
+        """Close the list of services and check it against the method table and the access table."""
+        listener = self._house.listener
+        rows = self._table.on(listener)
+        for row in rows:
+            if row.path not in self._handlers:
+                found = handler_from_generic(row.path, self._generic)
+                if found is not None:
+                    self._handlers[row.path] = found
+        MethodTable(rows).require_complete({listener: self._handlers})
+        missing = sorted({row.authentication for row in rows} - self._authenticators.keys())
+        if missing:
+            raise SettingsError(f"listener {listener} has no authenticator for {', '.join(missing)}")
+        self._house.access.require_complete(row.permission for row in rows if row.permission is not None)
+        for row in rows:
+            self._methods[row.path] = Method(
+                handler=self._handlers[row.path],
+                row=row,
+                authenticate=self._authenticators[row.authentication],
+                statistics=self._house.statistics.method(listener, row.path),
+                limiter=RateLimiter(row.rate) if row.rate else None,
+                limit_bytes=row.max_request_bytes or self._limits.max_request_bytes,
+            )
+        self._sealed = True
+
+    # Calls come in
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await refusals.other_protocol(scope, receive, send)
+            return
+        house = self._house
+        method = self._methods.get(scope["path"])
+        if method is None:
+            await refusals.send(self._explain(scope), house, scope, send)
+            return
+        exchange = Exchange(scope, receive, send, method.handler, method.limit_bytes, method.statistics)
+        fields = exchange.fields
+        refusal = self._check(scope, fields)
+        if refusal is not None:
+            await refusals.send(refusal, house, scope, send)
+            return
+        timeout = fields.get(b"grpc-timeout")
+        try:
+            seconds = parse_timeout(timeout) if timeout is not None else None
+        except BadTimeout as error:
+            await refusals.send(Refusal.bad_timeout(str(error)), house, scope, send)
+            return
+        await Call(house, method, exchange, Connection(scope)).serve(seconds)
+
+    def _check(self, scope: Scope, fields: dict[bytes, bytes]) -> Refusal | None:
+        """Whether this is a gRPC call at all, and one of bearable size."""
+        if scope["method"] != "POST":
+            return refusals.NOT_POST
+        if not is_grpc_content_type(fields.get(b"content-type", b"")):
+            return refusals.NOT_GRPC
+        if "http.response.trailers" not in scope["extensions"] or fields.get(b"te") != b"trailers":
+            return refusals.HTTP1 if scope["http_version"].startswith("1") else refusals.NO_TRAILERS
+        headers = scope["headers"]
+        if len(headers) > self._limits.metadata_fields:
+            self._house.statistics.hit(Bound.METADATA_FIELDS)
+            return Refusal.metadata(f"{len(headers)} metadata fields", f"{self._limits.metadata_fields}")
+        size = 0
+        for name, value in headers:
+            size += len(name) + len(value)
+        if size > self._limits.metadata_bytes:
+            self._house.statistics.hit(Bound.METADATA_BYTES)
+            return Refusal.metadata(f"{size} bytes of metadata", f"{self._limits.metadata_bytes}")
+        encoding = fields.get(b"grpc-encoding")
+        if encoding is not None and encoding not in framing.ENCODINGS:
+            return Refusal.encoding(encoding)
+        return None
+
+    def _explain(self, scope: Scope) -> Refusal:
+        """Why a path that nobody serves is refused: as gRPC if the caller speaks it."""
+        fields = dict(scope["headers"])
+        if scope["method"] == "POST" and is_grpc_content_type(fields.get(b"content-type", b"")):
+            self._house.statistics.unknown_methods += 1
+            return refusals.UNKNOWN_METHOD
+        return self._check(scope, fields) or refusals.NOT_GRPC
+
+    # The end
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Take no new calls, let running ones finish for so long, then end the rest."""
+        house = self._house
+        house.draining = True
+        if await self._wait_idle(grace_seconds):
+            return
+        house.statistics.bounds[Bound.DRAIN_SECONDS] += len(house.calls)
+        for call in tuple(house.calls):
+            call.end(Ending.STOPPING)
+        await self._wait_idle(self._limits.cleanup_seconds)
+
+    async def _wait_idle(self, seconds: float) -> bool:
+        if not self._house.calls:
+            return True
+        self._house.idle.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._house.idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def __repr__(self) -> str:
+        return (
+            f"<GrpcApp {self._house.listener} methods={len(self._methods)} active={len(self._house.calls)}"
+            f"{' draining' if self._house.draining else ''}>"
+        )

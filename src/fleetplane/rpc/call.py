@@ -1,0 +1,369 @@
+"""One call from its first byte to its last: admit, run the handler, end with a status.
+
+The deadline, a departing client and a stopping server all end a call in the same way: they say
+why, cancel the handler once, and let it unwind; then whoever is left is told the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import grpc
+import structlog
+
+from fleetplane.kernel.access import AccessTable
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unavailable
+from fleetplane.rpc import status
+from fleetplane.rpc.admission import RateLimiter
+from fleetplane.rpc.connection import Authenticator, Connection
+from fleetplane.rpc.context import CallContext
+from fleetplane.rpc.exchange import ClientGone, Exchange, WrongCardinality
+from fleetplane.rpc.framing import FramingError, MessageTooLarge
+from fleetplane.rpc.guard import Guard
+from fleetplane.rpc.handlers import Handler
+from fleetplane.rpc.limits import Bound, RpcLimits
+from fleetplane.rpc.metadata import MetadataError
+from fleetplane.rpc.methods import Authentication, MethodRow
+from fleetplane.rpc.statistics import CallStatistics, MethodStatistics
+from fleetplane.rpc.status import Status, status_of
+
+_log = structlog.get_logger("fleetplane.rpc")
+_OK = Status(code=status.OK)
+
+
+class Ending(Enum):
+    """Why a call is ended from outside its handler."""
+
+    DEADLINE = Status(code=status.DEADLINE_EXCEEDED, message="Deadline Exceeded")
+    SLOW_REQUEST = Status(code=status.DEADLINE_EXCEEDED, message="the request did not arrive in time")
+    CLIENT_GONE = Status(code=status.CANCELLED, message="the client went away")
+    STOPPING = Status(code=status.UNAVAILABLE, message="the server is stopping")
+
+
+@dataclass(slots=True)
+class Method:
+    """A handler with its row, ready to be called."""
+
+    handler: Handler
+    row: MethodRow
+    authenticate: Authenticator
+    statistics: MethodStatistics
+    limiter: RateLimiter | None
+    limit_bytes: int
+
+
+@dataclass(slots=True)
+class House:
+    """What all calls of a listener share."""
+
+    listener: str
+    access: AccessTable
+    clock: Clock
+    statistics: CallStatistics
+    limits: RpcLimits
+    calls: set[Call]
+    idle: asyncio.Event
+    draining: bool = False
+
+
+class Call:
+    __slots__ = (
+        "_cancelled_here",
+        "_context",
+        "_ending",
+        "_exchange",
+        "_house",
+        "_loop",
+        "_method",
+        "_started",
+        "_task",
+        "_timer",
+        "_watch_timer",
+        "_watcher",
+        "cleanup_seconds",
+    )
+
+    def __init__(self, house: House, method: Method, exchange: Exchange, connection: Connection) -> None:
+        self._house = house
+        self._method = method
+        self._exchange = exchange
+        self._started = house.clock.monotonic()
+        self._context = CallContext(
+            exchange, connection, house.clock, listener=house.listener, method=method.handler.path
+        )
+        self.cleanup_seconds = house.limits.cleanup_seconds
+        self._ending: Ending | None = None
+        self._cancelled_here = False
+        self._task: asyncio.Task[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._watch_timer: asyncio.TimerHandle | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def serve(self, timeout_seconds: float | None) -> None:
+        """Answer the call. Raises nothing but the cancellation of the task it runs in."""
+        if timeout_seconds is not None:
+            self._context._deadline = self._started + timeout_seconds
+        self._begin()
+        ended = Ending.CLIENT_GONE.value
+        try:
+            self._admit()
+            await Guard(self, self._respond())
+            ended = _OK
+        except asyncio.CancelledError:
+            # Either we cancelled ourselves, and say why, or the server under us did: then
+            # there is nobody to tell, and the cancellation is its own business.
+            if not self._cancelled_here:
+                raise
+        except BaseException as error:
+            ended = self._verdict(error)
+        finally:
+            if self._ending is not None and not self._exchange.ended:
+                ended = self._ending.value
+            self._disarm()
+            if ended.code == status.OK and self._context._code != status.OK:
+                ended = Status(code=self._context._code, message=self._context._details)
+            self._finish(ended)
+        if not self._exchange.ended and self._ending is not Ending.CLIENT_GONE:
+            await self._tell(ended)
+
+    # Admission
+
+    def _begin(self) -> None:
+        statistics = self._method.statistics
+        statistics.started += 1
+        statistics.active += 1
+        self._house.calls.add(self)
+
+    def _admit(self) -> None:
+        house, method, context = self._house, self._method, self._context
+        row = method.row
+        if house.draining:
+            raise Unavailable("the server is stopping")
+        if len(house.calls) > house.limits.active_calls:
+            self._refuse(Bound.ACTIVE_CALLS, f"{house.limits.active_calls} calls are running already")
+        if row.concurrency is not None and method.statistics.active > row.concurrency:
+            self._refuse(
+                Bound.METHOD_CONCURRENCY, f"{row.concurrency} calls of this method are running already"
+            )
+        if row.authentication is Authentication.ANONYMOUS and method.limiter is not None:
+            # Before anything else: strangers pay for their attempts, not for their successes.
+            self._pay(method.limiter, context.connection.address)
+        context.principal = principal = method.authenticate(context.connection)
+        if row.permission is not None and not house.access.allows(principal, row.permission, principal.scope):
+            house.access.check(principal, row.permission, principal.scope)
+        if row.authentication is not Authentication.ANONYMOUS and method.limiter is not None:
+            self._pay(method.limiter, principal.name)
+        if context._deadline is not None and context._deadline <= self._started:
+            self._ending = Ending.DEADLINE
+            raise ClientGone
+
+    def _pay(self, limiter: RateLimiter, caller: str) -> None:
+        forgotten = limiter.forgotten
+        wait = limiter.take(caller, self._started)
+        if limiter.forgotten != forgotten:
+            self._house.statistics.hit(Bound.CALLERS_TRACKED)
+        if wait:
+            self._refuse(Bound.RATE, "too many calls of this method", retry_after_seconds=wait)
+
+    def _refuse(self, bound: Bound, message: str, *, retry_after_seconds: float | None = None) -> None:
+        self._house.statistics.hit(bound)
+        raise ResourceExhausted(
+            message,
+            retry_after_seconds=retry_after_seconds or self._house.limits.retry_after_seconds,
+            details={"bound": bound.value},
+        )
+
+    # The handler
+
+    async def _respond(self) -> None:
+        handler, exchange, context = self._method.handler, self._exchange, self._context
+        request = _Requests(exchange) if handler.request_streaming else await exchange.read_only()
+        answer = handler.behaviour(request, context)
+        if handler.response_streaming:
+            await self._stream(answer)
+        else:
+            response = await answer
+            if context._code == status.OK:
+                body, messages = exchange.encode(response)
+                context._done = True
+                await exchange.end_with(body, messages, context.trailing_headers())
+                return
+        await exchange.end(Status(code=context._code, message=context._details), context.trailing_headers())
+
+    async def _stream(self, answer: Any) -> None:
+        """Send what an async generator yields; other handlers write through their context."""
+        if not hasattr(answer, "__aiter__"):
+            await answer
+            return
+        exchange = self._exchange
+        try:
+            async for response in answer:
+                body, messages = exchange.encode(response)
+                await exchange.send_body(body, messages)
+        except BaseException:
+            # The generator may be waiting at its `yield` while we were sending. It learns of the
+            # end as any cancelled coroutine does; if it is over already, this does nothing.
+            await _throw(answer)
+            raise
+
+    # The call's life, as the guard reports it
+
+    def suspended(self) -> None:
+        self._task = asyncio.current_task()
+        self._loop = loop = asyncio.get_running_loop()
+        remaining = self._context.time_remaining()
+        if remaining is not None:
+            self._timer = loop.call_later(remaining, self.end, Ending.DEADLINE)
+        self._watch_timer = loop.call_later(self._house.limits.watch_after_seconds, self._watch)
+
+    def cancelling(self) -> None:
+        if self._ending is None:
+            self._ending = Ending.CLIENT_GONE
+        self._context._cancelled = True
+
+    def overstayed(self) -> None:
+        self._house.statistics.hit(Bound.CLEANUP_SECONDS)
+        _log.warning("rpc.cleanup_overstayed", method=self._context.method, seconds=self.cleanup_seconds)
+
+    def end(self, ending: Ending) -> None:
+        """Cancel the handler, once, for this reason."""
+        if self._ending is None and self._task is not None:
+            self._ending = ending
+            self._cancelled_here = True
+            self._task.cancel()
+
+    def _watch(self) -> None:
+        assert self._loop is not None
+        self._watch_timer = None
+        if self._exchange.request_ended:
+            self._watcher = self._loop.create_task(self._notice_departure())
+        elif self._method.handler.request_streaming:
+            # The handler itself reads and so sees the client go.
+            self._watch_timer = self._loop.call_later(
+                self._house.limits.watch_after_seconds * 20, self._watch
+            )
+        else:
+            elapsed = self._house.clock.monotonic() - self._started
+            left = self._house.limits.request_seconds - elapsed
+            if left <= 0:
+                self.end(Ending.SLOW_REQUEST)
+            else:
+                self._watch_timer = self._loop.call_later(min(left, 1.0), self._watch)
+
+    async def _notice_departure(self) -> None:
+        await self._exchange.wait_for_departure()
+        self.end(Ending.CLIENT_GONE)
+
+    def _disarm(self) -> None:
+        for timer in (self._timer, self._watch_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._cancelled_here and self._task is not None:
+            self._task.uncancel()
+
+    # The end
+
+    def _verdict(self, error: BaseException) -> Status:
+        """The status that an exception out of the handler, or on the way to it, amounts to."""
+        match error:
+            case grpc.aio.AbortError():
+                return self._context._status or Status(code=status.UNKNOWN)
+            case FleetplaneError():
+                return status_of(error)
+            case ClientGone():
+                if self._ending is None:
+                    self._ending = Ending.CLIENT_GONE
+                return self._ending.value
+            case MessageTooLarge():
+                self._house.statistics.hit(Bound.MESSAGE_BYTES)
+                return Status(code=status.RESOURCE_EXHAUSTED, message=str(error))
+            case FramingError():
+                return Status(code=status.INTERNAL, message=str(error))
+            case WrongCardinality():
+                return Status(code=status.UNIMPLEMENTED, message=str(error))
+            case Exception():
+                _log.error("rpc.crashed", method=self._context.method, exc_info=error)
+                return Status(code=status.UNKNOWN, message="the server failed at this call; its log says why")
+            case _:
+                raise error
+
+    def _finish(self, ended: Status) -> None:
+        """Count and report the end, and tell those who asked to hear of it."""
+        house, context = self._house, self._context
+        house.calls.discard(self)
+        if not house.calls:
+            house.idle.set()
+        seconds = house.clock.monotonic() - self._started
+        self._method.statistics.finish(ended.code, seconds)
+        context._done = True
+        context._code = ended.code
+        if ended.code != status.OK:
+            self._report(ended, seconds)
+        for callback in context._callbacks or ():
+            try:
+                callback(context)
+            except Exception as error:
+                _log.error("rpc.callback_crashed", method=context.method, exc_info=error)
+
+    def _report(self, ended: Status, seconds: float) -> None:
+        context = self._context
+        principal = getattr(context, "principal", None)
+        getattr(_log, status.log_level(ended.code))(
+            "rpc.failed",
+            method=context.method,
+            listener=context.listener,
+            code=status.CODE_NAMES[ended.code],
+            message=ended.message,
+            peer=context.connection.peer,
+            principal=principal.name if principal else None,
+            seconds=round(seconds, 6),
+        )
+
+    async def _tell(self, ended: Status) -> None:
+        try:
+            try:
+                trailing = self._context.trailing_headers()
+            except MetadataError:
+                trailing = []
+            await self._exchange.end(ended, trailing)
+        except ClientGone:
+            pass
+
+    def __repr__(self) -> str:
+        return f"<Call {self._context.method} from {self._context.connection.peer}>"
+
+
+class _Requests:
+    """The request of a client-streaming call, as handlers iterate over it."""
+
+    __slots__ = ("_exchange",)
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def __aiter__(self) -> _Requests:
+        return self
+
+    async def __anext__(self) -> Any:
+        message = await self._exchange.read()
+        if message is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return message
+
+
+async def _throw(answer: Any) -> None:
+    """End an async generator that waits at a `yield`, letting it see a cancellation there."""
+    if getattr(answer, "ag_frame", None) is None:
+        return
+    try:
+        await answer.athrow(asyncio.CancelledError())
+    except (asyncio.CancelledError, StopAsyncIteration):
+        return
+    await answer.aclose()

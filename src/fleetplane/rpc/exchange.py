@@ -1,0 +1,241 @@
+"""One HTTP exchange as gRPC sees it: messages in, headers, messages and a status out.
+
+Speaks ASGI and nothing below it. Decides how bytes become messages and when headers go out;
+knows nothing of handlers, deadlines or who is calling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+
+from fleetplane.rpc import framing
+from fleetplane.rpc.connection import Scope
+from fleetplane.rpc.framing import Framed, FrameDecoder, FramingError
+from fleetplane.rpc.handlers import Handler
+from fleetplane.rpc.metadata import Header
+from fleetplane.rpc.statistics import MethodStatistics
+from fleetplane.rpc.status import Status
+
+Event = dict[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
+
+CONTENT_TYPE: Final = (b"content-type", b"application/grpc")
+_ACCEPTS: Final = (b"grpc-accept-encoding", framing.ACCEPT_ENCODING)
+# Servers read these and keep nothing, so the common answers are built once.
+_PLAIN_START: Final[Event] = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [CONTENT_TYPE, _ACCEPTS],
+    "trailers": True,
+}
+_NO_MORE_BODY: Final[Event] = {"type": "http.response.body", "body": b"", "more_body": False}
+_OK_TRAILERS: Final[Event] = {
+    "type": "http.response.trailers",
+    "headers": [(b"grpc-status", b"0")],
+    "more_trailers": False,
+}
+_COMPRESSIONS: Final = {grpc.Compression.Gzip: framing.GZIP, grpc.Compression.Deflate: framing.DEFLATE}
+
+
+class ClientGone(Exception):
+    """Nobody is left to read the answer."""
+
+
+class WrongCardinality(Exception):
+    """A method that takes one message was sent none, or several."""
+
+
+class Exchange:
+    __slots__ = (
+        "_compress_next",
+        "_decoder",
+        "_encoding_out",
+        "_handler",
+        "_limit",
+        "_receive",
+        "_send",
+        "_statistics",
+        "ended",
+        "fields",
+        "headers_sent",
+        "request_ended",
+        "scope",
+    )
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        handler: Handler,
+        limit: int,
+        statistics: MethodStatistics,
+    ) -> None:
+        self.scope = scope
+        self.fields: dict[bytes, bytes] = dict(scope["headers"])
+        """Header fields by name; where one repeats, the last."""
+        self.headers_sent = False
+        self.request_ended = False
+        self.ended = False
+        self._receive = receive
+        self._send = send
+        self._handler = handler
+        self._limit = limit
+        self._statistics = statistics
+        self._decoder: FrameDecoder | None = None
+        self._encoding_out: bytes | None = None
+        self._compress_next = True
+
+    # Inward
+
+    async def read_only(self) -> Any:
+        """The one message of a request that has exactly one."""
+        chunk = await self._chunk()
+        if not self.request_ended and chunk is not None:
+            more = await self._chunk()
+            if more or not self.request_ended:
+                return await self._collect(chunk, more or b"")
+        if chunk and chunk[0] == 0 and int.from_bytes(chunk[1:5], "big") == len(chunk) - 5 <= self._limit:
+            self._statistics.received += 1
+            return self._decoded(chunk[5:])
+        return await self._collect(chunk or b"", b"")
+
+    async def _collect(self, *chunks: bytes) -> Any:
+        """The same for a request in many chunks, compressed, or wrong."""
+        decoder = self._start_decoder()
+        for chunk in chunks:
+            decoder.feed(chunk)
+        payload = await self._next_payload(decoder)
+        if payload is None:
+            raise WrongCardinality("this method takes one message; the request had none")
+        if await self._next_payload(decoder) is not None:
+            raise WrongCardinality("this method takes one message; the request had more")
+        self._statistics.received += 1
+        return self._decoded(payload)
+
+    async def read(self) -> Any:
+        """The next message of a streaming request, or `grpc.aio.EOF`."""
+        payload = await self._next_payload(self._decoder or self._start_decoder())
+        if payload is None:
+            return grpc.aio.EOF
+        self._statistics.received += 1
+        return self._decoded(payload)
+
+    async def _next_payload(self, decoder: FrameDecoder) -> bytes | None:
+        while (payload := decoder.take()) is None:
+            if self.request_ended:
+                decoder.finish()
+                return None
+            decoder.feed(await self._chunk())
+        return payload
+
+    async def _chunk(self) -> bytes:
+        """The next piece of the body. Not asking for it is what holds a fast sender back."""
+        event = await self._receive()
+        if event["type"] != "http.request":
+            raise ClientGone
+        if not event.get("more_body"):
+            self.request_ended = True
+        body: bytes = event.get("body", b"")
+        return body
+
+    def _start_decoder(self) -> FrameDecoder:
+        encoding = self.fields.get(b"grpc-encoding", framing.IDENTITY)
+        self._decoder = FrameDecoder(limit=self._limit, encoding=encoding)
+        return self._decoder
+
+    def _decoded(self, payload: bytes) -> Any:
+        deserialize = self._handler.deserialize
+        if deserialize is None:
+            return payload
+        try:
+            return deserialize(payload)
+        except Exception as error:
+            raise FramingError("a message of the request cannot be parsed") from error
+
+    async def wait_for_departure(self) -> None:
+        """Return when the client is gone. Only once the request has ended: it reads what comes."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    # Outward
+
+    def set_compression(self, compression: grpc.Compression) -> None:
+        """Compress from here on, if the client said that it can read that."""
+        wanted = _COMPRESSIONS.get(compression)
+        accepted = self.fields.get(b"grpc-accept-encoding", b"").replace(b" ", b"").split(b",")
+        self._encoding_out = wanted if wanted in accepted else None
+
+    def skip_next_compression(self) -> None:
+        self._compress_next = False
+
+    def encode(self, response: Any) -> tuple[bytes, int]:
+        """The bytes to send for a handler's answer, and how many messages they are."""
+        kind = type(response)
+        if kind is Framed:
+            return response.body, response.messages
+        serialize = self._handler.serialize
+        payload: bytes = response if kind is bytes or serialize is None else serialize(response)
+        if self._encoding_out is None:
+            return framing.prefix(payload), 1
+        compressing, self._compress_next = self._compress_next, True
+        if not compressing or not payload:
+            return framing.prefix(payload), 1
+        return framing.prefix(framing.compress(payload, self._encoding_out), compressed=True), 1
+
+    async def send_headers(self, extra: list[Header] | None = None) -> None:
+        self.headers_sent = True
+        if extra is None and self._encoding_out is None:
+            await self._put(_PLAIN_START)
+            return
+        headers = [CONTENT_TYPE, _ACCEPTS]
+        if self._encoding_out is not None:
+            headers.append((b"grpc-encoding", self._encoding_out))
+        headers += extra or ()
+        await self._put({"type": "http.response.start", "status": 200, "headers": headers, "trailers": True})
+
+    async def send_body(self, body: bytes, messages: int) -> None:
+        """Waits while the client's window is full; that is the back-pressure on handlers."""
+        if not self.headers_sent:
+            await self.send_headers()
+        await self._put({"type": "http.response.body", "body": body, "more_body": True})
+        self._statistics.sent += messages
+
+    async def end_with(self, body: bytes, messages: int, trailing: list[Header]) -> None:
+        """The only message and the good ending of a unary answer."""
+        if not self.headers_sent:
+            await self.send_headers()
+        await self._put({"type": "http.response.body", "body": body, "more_body": False})
+        self._statistics.sent += messages
+        await self._trailers(trailing)
+
+    async def end(self, status: Status, trailing: list[Header]) -> None:
+        """The status: alone in the headers when nothing was sent before, in trailers otherwise."""
+        if self.headers_sent:
+            await self._put(_NO_MORE_BODY)
+            await self._trailers(trailing, status)
+            return
+        self.headers_sent = self.ended = True
+        headers = [CONTENT_TYPE, _ACCEPTS, *status.headers(), *trailing]
+        await self._put({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._put(_NO_MORE_BODY)
+
+    async def _trailers(self, trailing: list[Header], status: Status | None = None) -> None:
+        self.ended = True
+        if status is None and not trailing:
+            await self._put(_OK_TRAILERS)
+            return
+        fields = status.headers() if status else [(b"grpc-status", b"0")]
+        await self._put(
+            {"type": "http.response.trailers", "headers": fields + trailing, "more_trailers": False}
+        )
+
+    async def _put(self, event: Event) -> None:
+        try:
+            await self._send(event)
+        except OSError as error:
+            raise ClientGone from error

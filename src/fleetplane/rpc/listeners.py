@@ -1,0 +1,196 @@
+"""Opening listeners: the one module that knows which HTTP server is underneath.
+
+Sockets are opened here and handed over, so that their files, modes and options are ours to
+decide. Timeouts that would end long quiet streams are off; what finds dead peers instead is
+written in `sockets`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import h2corn
+import structlog
+
+from fleetplane.kernel.errors import SettingsError
+from fleetplane.rpc.sockets import BoundSocket, open_socket
+
+_log = structlog.get_logger("fleetplane.rpc")
+
+AsgiApp = Callable[[Any, Any, Any], Awaitable[None]]
+
+RUNTIME_THREADS: Final = 1
+"""Of the HTTP server, for the whole process. One keeps up with one event loop and leaves a core alone."""
+CONCURRENT_STREAMS: Final = 4096
+"""Per connection. A gateway that multiplexes a thousand watches over one channel is normal here."""
+CONNECTIONS: Final = 10_000
+"""Per listener; beyond it, connections wait in the kernel's backlog."""
+HEADER_FIELDS: Final = 128
+HEADER_BYTES: Final = 64 * 1024
+"""What is parsed at all. The gRPC layer refuses earlier, with a status; this protects the parser."""
+STREAM_WINDOW_BYTES: Final = 1024 * 1024
+CONNECTION_WINDOW_BYTES: Final = 4 * 1024 * 1024
+"""Bytes a client may send ahead of us: one full-sized message per connection, whatever it opens."""
+START_SECONDS: Final = 10.0
+_NEVER: Final = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFiles:
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+    client_certificate: Literal["none", "optional", "required"] = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerSpec:
+    name: str
+    addresses: tuple[str, ...]
+    """`127.0.0.1:0`, `[::1]:0`, `unix:///path`; port 0 picks a free one."""
+    app: AsgiApp
+    tls: TlsFiles | None = None
+    unix_mode: int = 0o660
+    http1: bool = False
+
+
+class Listener:
+    """A running listener."""
+
+    def __init__(self, name: str, sockets: list[BoundSocket], server: h2corn.Server, *, scheme: str) -> None:
+        self.name = name
+        self.addresses = [bound.address(scheme) for bound in sockets]
+        """Such as `http://127.0.0.1:50051`, `https://127.0.0.1:8992` or `unix:///run/device.sock`."""
+        self._sockets = sockets
+        self._server = server
+
+    def stop_accepting(self) -> None:
+        """Take no new connections. Streams that are open go on until they end or the grace is over."""
+        for bound in self._sockets:
+            bound.remove_file()
+        self._server.shutdown()
+
+    def __repr__(self) -> str:
+        return f"<Listener {self.name} {' '.join(self.addresses)}>"
+
+
+@asynccontextmanager
+async def open_listener(spec: ListenerSpec, *, grace_seconds: float) -> AsyncIterator[Listener]:
+    """Listen from entry to exit. On exit, open streams have `grace_seconds` to end."""
+    sockets = _open_all(spec)
+    try:
+        server = h2corn.Server(spec.app, server_config(spec, sockets, grace_seconds=grace_seconds))
+        async with asyncio.TaskGroup() as tasks:
+            with _banner_withheld():
+                serving = tasks.create_task(server.serve(), name=f"listener-{spec.name}")
+                await _started(spec, server, serving)
+            listener = Listener(spec.name, sockets, server, scheme="https" if spec.tls else "http")
+            _log.info("listener.opened", listener=spec.name, addresses=listener.addresses)
+            try:
+                yield listener
+            finally:
+                server.shutdown()
+    finally:
+        for bound in sockets:
+            bound.close()
+    _log.info("listener.closed", listener=spec.name)
+
+
+def _open_all(spec: ListenerSpec) -> list[BoundSocket]:
+    sockets: list[BoundSocket] = []
+    try:
+        for address in spec.addresses:
+            if spec.tls is not None and address.startswith("unix:"):
+                raise SettingsError(f"listener {spec.name}: TLS is for TCP addresses, not {address}")
+            sockets.append(open_socket(address, unix_mode=spec.unix_mode))
+    except BaseException:
+        for bound in sockets:
+            bound.close()
+        raise
+    return sockets
+
+
+async def _started(spec: ListenerSpec, server: h2corn.Server, serving: asyncio.Task[None]) -> None:
+    # serve() publishes itself in its first step; before that nothing can be waited for.
+    await asyncio.sleep(0)
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            await server.wait_started()
+    except (ValueError, OSError) as error:
+        with contextlib.suppress(ValueError, OSError):
+            await serving
+        raise SettingsError(f"listener {spec.name} does not start: {error}") from error
+
+
+def server_config(spec: ListenerSpec, sockets: list[BoundSocket], *, grace_seconds: float) -> h2corn.Config:
+    """Every setting of the HTTP server that is not its default, with the reason where it is not plain."""
+    tls = spec.tls
+    return h2corn.Config(
+        bind=tuple(f"fd://{bound.socket.fileno()}" for bound in sockets),
+        certfile=tls.certificate if tls else None,
+        keyfile=tls.key if tls else None,
+        ca_certs=tls.client_ca if tls else None,
+        cert_reqs=tls.client_certificate if tls else "none",
+        grpc=True,
+        http1=spec.http1,
+        lifespan="off",
+        loop_threads=1,
+        runtime_threads=RUNTIME_THREADS,
+        access_log=False,
+        log_format="json",
+        max_concurrent_streams=CONCURRENT_STREAMS,
+        limit_connections=CONNECTIONS,
+        limit_request_fields=HEADER_FIELDS,
+        h2_max_header_list_size=HEADER_BYTES,
+        h2_max_header_block_size=HEADER_BYTES,
+        h2_initial_stream_window_size=STREAM_WINDOW_BYTES,
+        h2_initial_connection_window_size=CONNECTION_WINDOW_BYTES,
+        timeout_graceful_shutdown=grace_seconds,
+        # A watch may be quiet for days, and its channel idle between calls: neither is a fault.
+        timeout_keep_alive=_NEVER,
+        timeout_request_body_idle=_NEVER,
+        h2_timeout_response_stall=_NEVER,
+        # Counted from the first pending byte however fast the rest flows, so it would end busy
+        # watches over slow links too. A reader that stands still meets DEAD_PEER_SECONDS instead.
+        h2_timeout_write=_NEVER,
+    )
+
+
+@contextmanager
+def _banner_withheld() -> Iterator[None]:
+    """Keep the HTTP server's start-up lines out of our log.
+
+    It writes them to the process's standard error, in JSON as configured, with no setting to
+    turn them off. While it starts, standard error is an anonymous file; what others wrote there
+    meanwhile is passed on afterwards.
+    """
+    try:
+        real = os.dup(2)
+    except OSError:  # no standard error, nothing to keep clean
+        yield
+        return
+    held = os.memfd_create("stderr")
+    os.dup2(held, 2)
+    try:
+        yield
+    finally:
+        os.dup2(real, 2)
+        os.lseek(held, 0, os.SEEK_SET)
+        with os.fdopen(held, "rb") as lines, os.fdopen(real, "wb") as out:
+            out.writelines(line for line in lines if not _is_banner(line))
+
+
+def _is_banner(line: bytes) -> bool:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and record.get("event") in ("starting", "listening", "http1_enabled")

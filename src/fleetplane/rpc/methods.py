@@ -1,0 +1,103 @@
+"""The method table: for every method its listener, its authentication, its permission and its rate.
+
+A method that is served without a row, or a row without a method, is a mistake that stops the
+server before it opens a port. Knows no transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from fleetplane.kernel.access import Permission
+from fleetplane.kernel.errors import SettingsError
+
+
+class Authentication(StrEnum):
+    """What a caller must show before a method looks at its request."""
+
+    ANONYMOUS = "anonymous"
+    LOCAL = "local"
+    CERTIFICATE = "certificate"
+    TOKEN = "token"  # noqa: S105  # the name of a kind, not a secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """A token bucket: `burst` at once, then `per_second` of them."""
+
+    per_second: float
+    burst: int
+    per: Literal["caller", "method"] = "caller"
+
+    def __post_init__(self) -> None:
+        if self.per_second <= 0 or self.burst < 1:
+            raise SettingsError("a rate needs per_second above 0 and a burst of at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodRow:
+    path: str
+    """As on the wire: `/package.Service/Method`."""
+    listener: str
+    authentication: Authentication
+    permission: Permission | None
+    """What the caller's roles must grant; None only where anyone who got this far may call."""
+    rate: Rate | None = None
+    concurrency: int | None = None
+    """Calls of this method running at once."""
+    max_request_bytes: int | None = None
+    """Overrides the listener's limit for one message."""
+
+    def __post_init__(self) -> None:
+        service, slash, method = self.path.removeprefix("/").partition("/")
+        if not (self.path.startswith("/") and service and slash and method and "/" not in method):
+            raise SettingsError(f"{self.path!r} is not a method path such as /package.Service/Method")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise SettingsError(f"{self.path} needs a concurrency of at least 1")
+
+
+class MethodTable:
+    """All rows of all listeners."""
+
+    def __init__(self, rows: Iterable[MethodRow]) -> None:
+        self._rows: dict[tuple[str, str], MethodRow] = {}
+        for row in rows:
+            key = (row.listener, row.path)
+            if key in self._rows:
+                raise SettingsError(f"two rows for {row.path} on listener {row.listener}")
+            self._rows[key] = row
+
+    def __iter__(self) -> Iterator[MethodRow]:
+        return iter(self._rows.values())
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, listener: str, path: str) -> MethodRow | None:
+        return self._rows.get((listener, path))
+
+    def on(self, listener: str) -> tuple[MethodRow, ...]:
+        return tuple(row for row in self._rows.values() if row.listener == listener)
+
+    def require_complete(self, served: Mapping[str, Iterable[str]]) -> None:
+        """Compare the table with the methods served per listener; name every disagreement at once."""
+        methods = {(listener, path) for listener, paths in served.items() for path in paths}
+        complaints = [
+            f"method {path} on listener {listener} has no row"
+            for listener, path in sorted(methods - self._rows.keys())
+        ]
+        complaints += [
+            f"row {path} on listener {listener} has no method"
+            for listener, path in sorted(self._rows.keys() - methods)
+        ]
+        if complaints:
+            raise SettingsError(
+                "the method table is incomplete: " + "; ".join(complaints),
+                hint="give every served method exactly one row",
+            )
+
+    def __repr__(self) -> str:
+        return f"<MethodTable rows={len(self._rows)}>"

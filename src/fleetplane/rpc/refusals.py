@@ -1,0 +1,98 @@
+"""Requests that never become calls, and what they are told.
+
+A caller that speaks gRPC gets a gRPC status; anyone else gets plain HTTP with a sentence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from fleetplane.rpc import framing, status
+from fleetplane.rpc.connection import Connection, Scope
+from fleetplane.rpc.exchange import CONTENT_TYPE, Receive, Send
+from fleetplane.rpc.status import Status
+
+if TYPE_CHECKING:
+    from fleetplane.rpc.call import House
+
+_log = structlog.get_logger("fleetplane.rpc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    http_status: int = 200
+    """Anything but 200 means that the caller does not speak gRPC."""
+    status: Status
+
+    @classmethod
+    def metadata(cls, found: str, limit: str) -> Refusal:
+        return cls(
+            status=Status(code=status.RESOURCE_EXHAUSTED, message=f"{found} exceed the limit of {limit}")
+        )
+
+    @classmethod
+    def encoding(cls, encoding: bytes) -> Refusal:
+        name = encoding.decode("ascii", "replace")
+        return cls(status=Status(code=status.UNIMPLEMENTED, message=f"compression {name!r} is not supported"))
+
+    @classmethod
+    def bad_timeout(cls, message: str) -> Refusal:
+        return cls(status=Status(code=status.INTERNAL, message=message))
+
+
+def _http(http_status: int, message: str) -> Refusal:
+    return Refusal(http_status=http_status, status=Status(code=status.UNKNOWN, message=message))
+
+
+UNKNOWN_METHOD: Final = Refusal(status=Status(code=status.UNIMPLEMENTED, message="Method not found!"))
+NO_TRAILERS: Final = Refusal(
+    status=Status(
+        code=status.INTERNAL, message="the request lacks 'te: trailers'; something between us drops it"
+    )
+)
+NOT_POST: Final = _http(405, "gRPC calls are POST requests")
+NOT_GRPC: Final = _http(415, "this port speaks gRPC: send content-type application/grpc")
+HTTP1: Final = _http(505, "gRPC needs HTTP/2; this request came over HTTP/1")
+
+
+async def send(refusal: Refusal, house: House, scope: Scope, send_event: Send) -> None:
+    """Refuse, and leave one line in the log."""
+    connection = Connection(scope)
+    if refusal.http_status != 200:
+        house.statistics.refused_requests += 1
+    _log.info(
+        "rpc.refused",
+        listener=house.listener,
+        http_status=refusal.http_status,
+        code=status.CODE_NAMES[refusal.status.code],
+        message=refusal.status.message,
+        peer=connection.peer,
+    )
+    body = b""
+    if refusal.http_status == 200:
+        headers = [
+            CONTENT_TYPE,
+            (b"grpc-accept-encoding", framing.ACCEPT_ENCODING),
+            *refusal.status.headers(),
+        ]
+    else:
+        body = refusal.status.message.encode() + b"\n"
+        headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", b"%d" % len(body))]
+    try:
+        await send_event({"type": "http.response.start", "status": refusal.http_status, "headers": headers})
+        await send_event({"type": "http.response.body", "body": body, "more_body": False})
+    except OSError:
+        return  # the client did not wait to hear it
+
+
+async def other_protocol(scope: Scope, receive: Receive, send_event: Send) -> None:
+    """Lifespan has nothing to do here; WebSockets are refused."""
+    if scope["type"] == "lifespan":
+        while (await receive())["type"] != "lifespan.shutdown":
+            await send_event({"type": "lifespan.startup.complete"})
+        await send_event({"type": "lifespan.shutdown.complete"})
+    elif scope["type"] == "websocket":
+        await send_event({"type": "websocket.close", "code": 1003})
