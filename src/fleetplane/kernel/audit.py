@@ -1,0 +1,220 @@
+"""Who did what, in a chain that cannot be edited without showing.
+
+Each entry is hashed together with the hash before it, so that changing, removing or inserting
+one breaks every later link. The number and hash of the last entry are also kept beside the
+chain, so that cutting its tail shows too. This module makes and checks chains; it does not
+know how entries are stored, save for `verify_file`, which reads a database file without
+disturbing the server that may be using it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from fleetplane.kernel.errors import NotFound, Unavailable
+
+GENESIS = bytes(32)
+"""What the first entry is chained to."""
+ACTOR_LIMIT_BYTES = 1024
+ACTION_LIMIT_BYTES = 256
+
+
+class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One thing that a transaction changed."""
+
+    operation: str
+    """`put`, `delete`, `claim`, `release`, `secret.put` or `secret.delete`."""
+    kind: str
+    scope: str
+    name: str
+    digest: str
+    """SHA-256 of the new content; empty where there is none, and for secrets, audited by name only."""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One transaction, in the form that is hashed: a JSON array with these members in this order."""
+
+    seq: int
+    """Counts entries from 1, without gaps."""
+    revision: int
+    """The store's revision after the transaction."""
+    at_ns: int
+    actor: str
+    action: str
+    changes: tuple[Change, ...]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One stored entry with its link."""
+
+    seq: int
+    hash: bytes
+    entry: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What is kept beside the chain about its end."""
+
+    revision: int
+    seq: int
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What checking a chain found."""
+
+    intact: bool
+    entries: int
+    """How many entries were found good."""
+    revision: int
+    """Of the last good entry."""
+    broken_seq: int | None = None
+    """The first entry that is not as it was written; None if intact, or if not an entry is at fault."""
+    problem: str = ""
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Entry)
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def link(previous: bytes, entry: bytes) -> bytes:
+    return hashlib.sha256(previous + entry).digest()
+
+
+def append(previous: bytes, entry: Entry) -> Row:
+    """The row that continues a chain whose last hash is `previous`."""
+    encoded = _ENCODER.encode(entry)
+    return Row(seq=entry.seq, hash=link(previous, encoded), entry=encoded)
+
+
+def read(row: Row) -> Entry:
+    return _DECODER.decode(row.entry)
+
+
+class Verifier:
+    """Checks a chain row by row, and remembers what content it says the store must hold."""
+
+    def __init__(self) -> None:
+        self._seq = 0
+        self._hash = GENESIS
+        self._revision = 0
+        self._content: dict[tuple[str, str, str], str] = {}
+        self._broken: Verdict | None = None
+
+    def feed(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            if self._broken is not None:
+                return
+            problem = self._problem(row)
+            if problem:
+                self._broken = self._verdict(problem, broken_seq=self._seq + 1)
+
+    def _problem(self, row: Row) -> str:
+        if row.seq != self._seq + 1:
+            return f"entry {self._seq + 1} is missing: the next one found is {row.seq}"
+        if link(self._hash, row.entry) != row.hash:
+            return f"entry {row.seq} does not match its hash"
+        try:
+            entry = read(row)
+        except msgspec.MsgspecError as error:
+            return f"entry {row.seq} cannot be read: {error}"
+        if entry.seq != row.seq:
+            return f"entry {row.seq} says that it is number {entry.seq}"
+        if entry.revision < self._revision:
+            return f"entry {row.seq} goes back from revision {self._revision} to {entry.revision}"
+        self._seq, self._hash, self._revision = row.seq, row.hash, entry.revision
+        for change in entry.changes:
+            key = (change.kind, change.scope, change.name)
+            if change.operation == "put":
+                self._content[key] = change.digest
+            elif change.operation == "delete":
+                self._content.pop(key, None)
+        return ""
+
+    def check_content(self, held: Iterable[tuple[tuple[str, str, str], str]]) -> None:
+        """Compare what the store holds, as (address, digest), with what the chain says it should."""
+        if self._broken is not None:
+            return
+        expected = dict(self._content)
+        for key, found in held:
+            if expected.pop(key, None) != found:
+                self._broken = self._verdict(f"{' '.join(key)} is not what was last written")
+                return
+        if expected:
+            missing = next(iter(expected))
+            self._broken = self._verdict(f"{' '.join(missing)} was written and never deleted, but is gone")
+
+    def finish(self, head: Head | None) -> Verdict:
+        if self._broken is not None:
+            return self._broken
+        if head is not None:
+            if head.seq > self._seq:
+                return self._verdict(
+                    f"the chain ends at entry {self._seq}, but {head.seq} were written",
+                    broken_seq=self._seq + 1,
+                )
+            if head.seq != self._seq or head.hash != self._hash:
+                return self._verdict("the chain's end is not the one that was recorded")
+            if head.revision != self._revision:
+                return self._verdict(
+                    f"the store is at revision {head.revision}, its last entry at {self._revision}"
+                )
+        return self._verdict("")
+
+    def _verdict(self, problem: str, broken_seq: int | None = None) -> Verdict:
+        return Verdict(
+            intact=not problem,
+            entries=self._seq,
+            revision=self._revision,
+            broken_seq=broken_seq,
+            problem=problem,
+        )
+
+
+def verify(rows: Iterable[Row], head: Head | None = None) -> Verdict:
+    """Check a whole chain; with `head`, also that nothing was cut off its end."""
+    verifier = Verifier()
+    verifier.feed(rows)
+    return verifier.finish(head)
+
+
+async def verify_file(path: Path) -> Verdict:
+    """Check the chain in a database file, read-only, whether or not a server is using it."""
+    return await asyncio.to_thread(_verify_file, path)
+
+
+def _verify_file(path: Path) -> Verdict:
+    if not path.is_file():
+        raise NotFound(f"there is no database at {path}")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            database.execute("BEGIN")  # one snapshot for all that follows, while the server writes on
+            verifier = Verifier()
+            rows = database.execute("SELECT seq, hash, entry FROM audit ORDER BY seq")
+            verifier.feed(Row(seq=seq, hash=hashed, entry=entry) for seq, hashed, entry in rows)
+            verifier.check_content(_held(database))
+            found = database.execute("SELECT revision, audit_seq, audit_hash FROM meta").fetchone()
+            if found is None:
+                return verifier.finish(None)
+            return verifier.finish(Head(revision=found[0], seq=found[1], hash=found[2]))
+    except sqlite3.Error as error:
+        raise Unavailable(f"{path} cannot be read: {error}") from error
+
+
+def _held(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str], str]]:
+    for kind, scope, name, body in database.execute("SELECT kind, scope, name, body FROM resources"):
+        yield (kind, scope, name), digest(body)

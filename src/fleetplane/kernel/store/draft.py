@@ -1,0 +1,332 @@
+"""A transaction while it is being decided.
+
+A change is a function of a draft: it reads the state that its predecessors leave behind, says
+what should be different, and may raise to leave everything as it was. The draft decides what
+that amounts to; it does not know when or whether it becomes durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Generic, Literal, Protocol, TypeVar
+
+import msgspec
+
+from fleetplane.kernel import audit
+from fleetplane.kernel.access import covers
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import AlreadyExists, Conflict, FleetplaneError, InvalidArgument, NotFound
+from fleetplane.kernel.resources import (
+    BODY_LIMIT_BYTES,
+    AnyKind,
+    AnyResource,
+    Condition,
+    Key,
+    Kind,
+    Resource,
+    SpecT,
+    StatusT,
+    check_key,
+    check_labels,
+    check_text,
+    encode,
+)
+from fleetplane.kernel.store.engine import Claim
+from fleetplane.kernel.watch import Event, EventType
+
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+CLAIM_LIMIT_BYTES = 1024
+"""Of a claimed value, and of its owner."""
+SECRET_NAME_LIMIT_BYTES = 256
+UID_BYTES = 16
+
+
+class Expectation(Enum):
+    ABSENT = "absent"
+
+
+ABSENT: Final = Expectation.ABSENT
+"""The precondition that there is no such resource."""
+
+Expect = int | Literal[Expectation.ABSENT] | None
+"""What must be true before a write: at this revision, absent, or anything (None)."""
+
+
+class UndeclaredChange(FleetplaneError):
+    """A change touched a resource that it had not announced. A mistake in the program."""
+
+    reason = "UNDECLARED_CHANGE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed(Generic[R_co]):
+    """The answer to a transaction: everything it saw and did is durable."""
+
+    value: R_co
+    revision: int
+    """Of this transaction; the store's, if it changed nothing."""
+
+
+class Ground(Protocol):
+    """The state that a draft starts from."""
+
+    def get(self, key: Key) -> AnyResource | None: ...
+
+    def list(self, kind: str, scope: str) -> Sequence[AnyResource]: ...
+
+    def owner(self, claim: Claim) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One resource's difference, with the body to be stored."""
+
+    event: Event
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a finished draft amounts to."""
+
+    resources: Sequence[Change]
+    claims: Mapping[Claim, str | None]
+    """The new owner; None if released."""
+    secrets: Mapping[str, bytes | None]
+
+    @property
+    def takes_revision(self) -> bool:
+        return bool(self.resources or self.claims)
+
+    def __bool__(self) -> bool:
+        return self.takes_revision or bool(self.secrets)
+
+
+class Draft:
+    """What a change reads from and writes to."""
+
+    def __init__(self, ground: Ground, *, revision: int, clock: Clock) -> None:
+        self.revision = revision
+        """The revision this transaction will get if it changes anything."""
+        self.now_ns = clock.now_ns()
+        self._ground = ground
+        self._clock = clock
+        self._resources: dict[Key, AnyResource | None] = {}
+        self._claims: dict[Claim, str | None] = {}
+        self._secrets: dict[str, bytes | None] = {}
+
+    def __repr__(self) -> str:
+        return f"<Draft revision={self.revision} changes={len(self._resources)}>"
+
+    # Resources.
+
+    def get(self, kind: Kind[SpecT, StatusT], scope: str, name: str) -> Resource[SpecT, StatusT] | None:
+        return self._get(Key(kind.name, scope, name))
+
+    def _get(self, key: Key) -> AnyResource | None:
+        return self._resources[key] if key in self._resources else self._ground.get(key)
+
+    def list(self, kind: Kind[SpecT, StatusT], scope: str = "") -> Sequence[Resource[SpecT, StatusT]]:
+        return merged(self._ground.list(kind.name, scope), self._resources, kind.name, scope)
+
+    def put(
+        self,
+        kind: Kind[SpecT, StatusT],
+        scope: str,
+        name: str,
+        *,
+        spec: SpecT,
+        status: StatusT | None = None,
+        conditions: Iterable[Condition] = (),
+        labels: Mapping[str, str] | None = None,
+        expect: Expect = None,
+    ) -> Resource[SpecT, StatusT]:
+        """State the whole of a resource; labels left None stay as they are."""
+        key = Key(kind.name, scope, name)
+        check_key(key)
+        current = self._get(key)
+        _check_expectation(key, current, expect)
+        if labels is None:
+            labels = current.labels if current is not None else {}
+        else:
+            check_labels(labels)
+            labels = dict(labels)
+        before = self._ground.get(key)
+        reborn = current is None or before is None or current.uid != before.uid
+        made: Resource[SpecT, StatusT] = Resource(
+            kind=kind.name,
+            scope=scope,
+            name=name,
+            uid=current.uid if current is not None else self._clock.token_bytes(UID_BYTES).hex(),
+            labels=labels,
+            spec=spec,
+            status=status,
+            conditions=tuple(conditions),
+            revision=self.revision,
+            created_revision=current.created_revision if current is not None else self.revision,
+            generation=1 if reborn or before is None else before.generation + (spec != before.spec),
+            created_at_ns=current.created_at_ns if current is not None else self.now_ns,
+            updated_at_ns=self.now_ns,
+        )
+        if current is not None and _same_content(current, made):
+            return current
+        self._resources[key] = made
+        return made
+
+    def delete(
+        self, kind: Kind[SpecT, StatusT], scope: str, name: str, *, expect: int | None = None
+    ) -> Resource[SpecT, StatusT]:
+        """Remove a resource; returns its last state under this transaction's revision."""
+        key = Key(kind.name, scope, name)
+        current = self._get(key)
+        if current is None:
+            raise NotFound(f"{key} does not exist")
+        _check_expectation(key, current, expect)
+        self._resources[key] = None
+        return self._buried(current)
+
+    def _buried(self, last: AnyResource) -> AnyResource:
+        return msgspec.structs.replace(last, revision=self.revision, updated_at_ns=self.now_ns)
+
+    # Claims.
+
+    def claimed_by(self, kind: AnyKind, scope: str, field: str, value: str) -> str | None:
+        return self._owner(Claim(kind.name, scope, field, value))
+
+    def _owner(self, claim: Claim) -> str | None:
+        return self._claims[claim] if claim in self._claims else self._ground.owner(claim)
+
+    def claim(self, kind: AnyKind, scope: str, field: str, value: str, owner: str) -> None:
+        """Take a value that must be unique. Claiming what one holds already changes nothing."""
+        claim = Claim(kind.name, scope, field, value)
+        for part, text in (("field", field), ("value", value), ("owner", owner)):
+            check_text(part, text, CLAIM_LIMIT_BYTES)
+        holder = self._owner(claim)
+        if holder is None:
+            self._claims[claim] = owner
+        elif holder != owner:
+            raise AlreadyExists(
+                f"{field} {value!r} of {kind.name} is taken" + (f" in {scope}" if scope else ""),
+                field=field,
+                details={"kind": kind.name, "scope": scope, "field": field, "value": value},
+            )
+
+    def release(self, kind: AnyKind, scope: str, field: str, value: str, owner: str) -> None:
+        """Give up a claim. Releasing what nobody holds changes nothing."""
+        claim = Claim(kind.name, scope, field, value)
+        holder = self._owner(claim)
+        if holder is None:
+            return
+        if holder != owner:
+            raise Conflict(f"{field} {value!r} of {kind.name} is not held by {owner}", field=field)
+        self._claims[claim] = None
+
+    # Secrets: durable with the transaction and audited by name, but no resources.
+
+    def put_secret(self, name: str, blob: bytes) -> None:
+        check_text("name", name, SECRET_NAME_LIMIT_BYTES)
+        if len(blob) > BODY_LIMIT_BYTES:
+            raise InvalidArgument(f"secret {name} takes {len(blob)} bytes, more than {BODY_LIMIT_BYTES}")
+        self._secrets[name] = blob
+
+    def delete_secret(self, name: str) -> None:
+        check_text("name", name, SECRET_NAME_LIMIT_BYTES)
+        self._secrets[name] = None
+
+    # For the writer.
+
+    def finish(self, touches: Collection[Key]) -> Changes:
+        """The net difference; refuses one that was not announced."""
+        return Changes(
+            resources=[
+                change
+                for key, after in self._resources.items()
+                for change in self._difference(key, self._ground.get(key), after, touches)
+            ],
+            claims={
+                claim: owner for claim, owner in self._claims.items() if owner != self._ground.owner(claim)
+            },
+            secrets=self._secrets,
+        )
+
+    def _difference(
+        self, key: Key, before: AnyResource | None, after: AnyResource | None, touches: Collection[Key]
+    ) -> Iterable[Change]:
+        same = before is not None and after is not None and before.uid == after.uid
+        if before is after or (same and _same_content(before, after)):  # type: ignore[arg-type]
+            return
+        if key not in touches:
+            raise UndeclaredChange(f"{key} was changed by a transaction that does not name it in its touches")
+        if before is not None and not same:
+            yield self._change(EventType.DELETED, self._buried(before))
+        if after is not None:
+            yield self._change(EventType.MODIFIED if same else EventType.ADDED, after)
+
+    def _change(self, kind: EventType, resource: AnyResource) -> Change:
+        return Change(
+            event=Event(type=kind, resource=resource, revision=self.revision), body=encode(resource)
+        )
+
+
+def merged(
+    base: Sequence[AnyResource], overlay: Mapping[Key, AnyResource | None], kind: str, scope: str
+) -> Sequence[AnyResource]:
+    """`base` as it looks with the overlay's puts and deletes (None) of that kind and scope."""
+    relevant = {key: put for key, put in overlay.items() if key.kind == kind and covers(scope, key.scope)}
+    if not relevant:
+        return base
+    found: dict[Key, AnyResource | None] = {resource.key: resource for resource in base}
+    found.update(relevant)
+    return [put for _, put in sorted(found.items()) if put is not None]
+
+
+def audited(changes: Changes) -> tuple[audit.Change, ...]:
+    """What the audit says of a transaction's changes: names and digests, no content."""
+    entries = [
+        audit.Change(
+            "delete" if change.event.type is EventType.DELETED else "put",
+            *change.event.resource.key,
+            "" if change.event.type is EventType.DELETED else audit.digest(change.body),
+        )
+        for change in changes.resources
+    ]
+    for claim, owner in changes.claims.items():
+        operation, digest = ("release", "") if owner is None else ("claim", audit.digest(owner.encode()))
+        entries.append(
+            audit.Change(operation, claim.kind, claim.scope, f"{claim.field}={claim.value}", digest)
+        )
+    for name, blob in changes.secrets.items():
+        entries.append(audit.Change("secret.delete" if blob is None else "secret.put", "", "", name, ""))
+    return tuple(entries)
+
+
+def _same_content(one: AnyResource, other: AnyResource) -> bool:
+    return bool(
+        one.spec == other.spec
+        and one.status == other.status
+        and one.conditions == other.conditions
+        and one.labels == other.labels
+    )
+
+
+def _check_expectation(key: Key, current: AnyResource | None, expect: Expect) -> None:
+    if expect is None:
+        return
+    if expect is ABSENT:
+        if current is not None:
+            raise AlreadyExists(f"{key} exists already", details={"revision": str(current.revision)})
+        return
+    if current is None:
+        raise NotFound(f"{key} does not exist")
+    if current.revision != expect:
+        raise Conflict(
+            f"{key} is at revision {current.revision}, not {expect}",
+            details={"revision": str(current.revision)},
+        )
+
+
+ChangeFunction = Callable[[Draft], R]

@@ -1,0 +1,166 @@
+"""Transactions that will become durable together, run one after another.
+
+Pure: takes the state in memory, and says what each transaction answers, which rows the
+database must take, and what memory becomes once it has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
+
+from fleetplane.kernel import audit
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.resources import AnyResource, Key
+from fleetplane.kernel.store.draft import Changes, Draft, audited, merged
+from fleetplane.kernel.store.engine import Claim, ClaimRow, EventRow, Mark, ResourceRow, WriteGroup
+from fleetplane.kernel.store.view import View
+from fleetplane.kernel.watch import Event, EventType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one transaction answers, if the group becomes durable."""
+
+    value: object
+    error: Exception | None
+    revision: int
+    depends: bool
+    """Whether it did or saw anything of the group, so that its answer is void without it."""
+
+
+class Group:
+    """The state after each transaction of a group, on top of what is durable."""
+
+    def __init__(self, view: View, mark: Mark, clock: Clock) -> None:
+        self._view = view
+        self._clock = clock
+        self._before = mark
+        self._revision = mark.revision
+        self._compacted = mark.compacted
+        self._audit: list[audit.Row] = []
+        self._resources: dict[Key, AnyResource | None] = {}
+        self._bodies: dict[Key, bytes] = {}
+        self._claims: dict[Claim, str | None] = {}
+        self._secrets: dict[str, bytes | None] = {}
+        self._rows: list[EventRow] = []
+        self.events: list[Event] = []
+        self.transactions = 0
+        """That changed something."""
+
+    # The ground of each draft.
+
+    def get(self, key: Key) -> AnyResource | None:
+        return self._resources[key] if key in self._resources else self._view.get(key)
+
+    def list(self, kind: str, scope: str) -> Sequence[AnyResource]:
+        return merged(self._view.of(kind).list(scope), self._resources, kind, scope)
+
+    def owner(self, claim: Claim) -> str | None:
+        return self._claims[claim] if claim in self._claims else self._view.claims.get(claim)
+
+    # Running.
+
+    def run(
+        self, change: Callable[[Draft], object], *, actor: str, action: str, touches: Collection[Key]
+    ) -> Result:
+        """Run one transaction; if it raises, nothing of it remains."""
+        depends = bool(self._audit)
+        draft = Draft(self, revision=self._revision + 1, clock=self._clock)
+        try:
+            value = change(draft)
+            if isinstance(value, Coroutine):
+                value.close()
+                raise TypeError("a change is a plain function: it runs inside the writer and cannot wait")
+            changes = draft.finish(touches)
+        except Exception as error:  # the caller's own; it is handed to the caller
+            return Result(value=None, error=error, revision=self._revision, depends=depends)
+        if changes:
+            self._keep(changes, draft.now_ns, actor, action)
+        return Result(value=value, error=None, revision=self._revision, depends=depends or bool(changes))
+
+    def _keep(self, changes: Changes, now_ns: int, actor: str, action: str) -> None:
+        if changes.takes_revision:
+            self._revision += 1
+        for ordinal, change in enumerate(changes.resources):
+            event, resource = change.event, change.event.resource
+            key = resource.key
+            deleted = event.type is EventType.DELETED
+            self._resources[key] = None if deleted else resource
+            self._bodies[key] = change.body
+            self.events.append(event)
+            self._rows.append(
+                EventRow(event.revision, ordinal, event.type.value, key.kind, key.scope, change.body)
+            )
+        self._claims.update(changes.claims)
+        self._secrets.update(changes.secrets)
+        entry = audit.Entry(
+            seq=self._before.audit_seq + len(self._audit) + 1,
+            revision=self._revision,
+            at_ns=now_ns,
+            actor=actor,
+            action=action,
+            changes=audited(changes),
+        )
+        last = self._audit[-1].hash if self._audit else self._before.audit_hash
+        self._audit.append(audit.append(last, entry))
+        self.transactions += 1
+
+    def compact(self, horizon: int) -> None:
+        """Let the log begin after `horizon`."""
+        self._compacted = max(self._compacted, min(horizon, self._revision))
+
+    # What it comes to.
+
+    @property
+    def revision(self) -> int:
+        return self._revision
+
+    @property
+    def changed(self) -> bool:
+        return bool(self._audit) or self._compacted != self._before.compacted
+
+    def after(self) -> Mark:
+        return Mark(
+            revision=self._revision,
+            compacted=self._compacted,
+            audit_seq=self._before.audit_seq + len(self._audit),
+            audit_hash=self._audit[-1].hash if self._audit else self._before.audit_hash,
+        )
+
+    def rows(self) -> WriteGroup:
+        """For the database: of each resource only the last state, of the log everything."""
+        rows = WriteGroup(before=self._before, after=self.after(), events=self._rows, audit=self._audit)
+        for key, resource in self._resources.items():
+            if resource is None:
+                rows.deletes.append(key)
+            else:
+                rows.puts.append(ResourceRow(*key, resource.revision, self._bodies[key]))
+        rows.kinds = list({event.resource.kind: event.revision for event in self.events}.items())
+        for claim, owner in self._claims.items():
+            if owner is None:
+                rows.releases.append(claim)
+            else:
+                rows.claims.append(ClaimRow(*claim, owner))
+        for name, blob in self._secrets.items():
+            if blob is None:
+                rows.secret_deletes.append((name,))
+            else:
+                rows.secrets.append((name, blob))
+        return rows
+
+    def apply(self) -> None:
+        """Let memory show what is now durable."""
+        for key, resource in self._resources.items():
+            kind = self._view.of(key.kind)
+            if resource is None:
+                kind.delete(key.scope, key.name)
+            else:
+                kind.put(resource)
+        for event in self.events:
+            self._view.of(event.resource.kind).revision = event.revision
+        for claim, owner in self._claims.items():
+            if owner is None:
+                self._view.claims.pop(claim, None)
+            else:
+                self._view.claims[claim] = owner

@@ -1,0 +1,1 @@
+"""One file per step, named by the revision it leads to."""

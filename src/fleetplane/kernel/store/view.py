@@ -1,0 +1,81 @@
+"""The memory view: every live resource, as of the last durable transaction.
+
+All reads come from here. Lists are kept until something of that kind changes, so that reading
+the same list again costs a dictionary lookup.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+
+from fleetplane.kernel.access import covers
+from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.resources import AnyResource, Key
+from fleetplane.kernel.store.engine import Claim
+
+LISTS_PER_KIND_LIMIT = 64
+"""Scopes whose list is kept per kind; tuples of pointers, 8 bytes a resource."""
+
+
+class KindView:
+    """The live resources of one kind, by (scope, name)."""
+
+    __slots__ = ("_lists", "_order", "live", "revision")
+
+    def __init__(self, revision: int = 0) -> None:
+        self.revision = revision
+        """Of the last change to this kind."""
+        self.live: dict[tuple[str, str], AnyResource] = {}
+        self._order: list[tuple[str, str]] = []
+        self._lists: dict[str, tuple[AnyResource, ...]] = {}
+
+    def load(self, resources: Iterable[AnyResource]) -> None:
+        self.live.update(((resource.scope, resource.name), resource) for resource in resources)
+        self._order = sorted(self.live)
+
+    def list(self, scope: str) -> Sequence[AnyResource]:
+        found = self._lists.get(scope)
+        if found is None:
+            live = self.live
+            found = tuple([live[at] for at in self._order if covers(scope, at[0])])
+            if len(self._lists) < LISTS_PER_KIND_LIMIT:
+                self._lists[scope] = found
+        return found
+
+    def put(self, resource: AnyResource) -> None:
+        at = (resource.scope, resource.name)
+        if at not in self.live:
+            insort(self._order, at)
+        self.live[at] = resource
+        self._lists.clear()
+
+    def delete(self, scope: str, name: str) -> None:
+        at = (scope, name)
+        if self.live.pop(at, None) is not None:
+            del self._order[bisect_left(self._order, at)]
+            self._lists.clear()
+
+
+class View:
+    """The live resources of every kind that this process knows."""
+
+    def __init__(self, kinds: Iterable[str], revisions: dict[str, int]) -> None:
+        self._kinds = {kind: KindView(revisions.get(kind, 0)) for kind in kinds}
+        self.claims: dict[Claim, str] = {}
+        """Who holds each unique value."""
+
+    def of(self, kind: str) -> KindView:
+        try:
+            return self._kinds[kind]
+        except KeyError:
+            raise FleetplaneError(f"{kind} is not among the kinds that the store was opened with") from None
+
+    def get(self, key: Key) -> AnyResource | None:
+        return self.of(key.kind).live.get((key.scope, key.name))
+
+    def changed_since(self, kind: str, scope: str, revision: int) -> Iterator[AnyResource]:
+        return (resource for resource in self.of(kind).list(scope) if resource.revision > revision)
+
+    def __len__(self) -> int:
+        return sum(len(kind.live) for kind in self._kinds.values())

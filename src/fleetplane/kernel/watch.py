@@ -1,0 +1,444 @@
+"""Every change after a revision, in order, for any number of watchers.
+
+A watcher is a cursor into one ring of recent events shared by all, plus at most one waiting
+future. Publishing appends to the ring and wakes those who wait for that kind and scope;
+nothing is queued per watcher, so nobody's slowness costs a writer or another watcher
+anything, and a thousand watchers cost a thousand wake-ups and one shared batch.
+
+Where a watcher is served from depends on how far behind it is:
+
+    within the ring, close    every event
+    within the ring, far      the last state of each object (coalesced by key)
+    fallen off the ring       the last state of each object, from the memory view and tombstones
+    before all of these       every event, page by page, from the database's log
+    before the log            `Compacted`
+
+Decides what a watcher sees and when; does not know transports, nor how history is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgspec
+
+from fleetplane.kernel.access import covers
+from fleetplane.kernel.errors import Compacted, ResourceExhausted, Unavailable
+from fleetplane.kernel.resources import AnyResource
+
+SHARED_BATCHES_LIMIT = 256
+"""Batches kept for watchers at the same place; watchers of one state share one."""
+
+
+class EventType(StrEnum):
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """One change of one resource."""
+
+    type: EventType
+    resource: AnyResource
+    """As it is after the change; the last state, with the deletion's revision, for DELETED."""
+    revision: int
+    memo: dict[object, object] = msgspec.field(default_factory=dict)
+    """Shared by all watchers: where an edge keeps its encoded form, so that fan-out encodes once."""
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Whole transactions, up to and including `revision`. Without events: a bookmark."""
+
+    revision: int
+    events: Sequence[Event] = ()
+    memo: dict[object, object] = msgspec.field(default_factory=dict)
+    """Like an event's memo, for those who encode whole batches."""
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of history: every event after the asked revision up to and including `revision`."""
+
+    revision: int
+    events: Sequence[Event]
+
+
+class Source(Protocol):
+    """Where a watcher looks when the ring does not reach back far enough."""
+
+    def changed_since(self, kind: str, scope: str, revision: int) -> Iterable[AnyResource]:
+        """Live resources changed after `revision`."""
+        ...
+
+    async def history(self, kind: str, scope: str, *, after: int, until: int) -> Page:
+        """Logged events; raises `Compacted` if some after `after` are no longer kept."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchLimits:
+    ring_events: int = 4096
+    """Recent events held in memory; at about 1 KB each, 4 MB shared by all watchers."""
+    coalesce_after_events: int = 256
+    """A watcher further behind than this many events of its own gets only last states."""
+    tombstones: int = 4096
+    """Deletions remembered for watchers that fell off the ring."""
+    watchers: int = 16_384
+
+
+def coalesce(events: Iterable[Event]) -> list[Event]:
+    """Only what still matters of `events`, per object, to one who saw everything before them.
+
+    An object added and gone again in between is not mentioned. One that was deleted and made
+    again is two objects of the same name, and both facts are told, in order.
+    """
+    by_key: dict[object, list[Event]] = {}
+    for event in events:
+        by_key.setdefault(event.resource.key, []).append(event)
+    kept = [event for history in by_key.values() for event in _essence(history)]
+    kept.sort(key=_revision_of)
+    return kept
+
+
+def _essence(history: Sequence[Event]) -> Iterator[Event]:
+    first, last = history[0], history[-1]
+    seen_before = first.type is not EventType.ADDED
+    gone = next((event for event in history if event.type is EventType.DELETED), None)
+    if seen_before and gone is not None:
+        yield gone  # the incarnation that the watcher knew
+    if last.type is EventType.DELETED:
+        return
+    kind = EventType.MODIFIED if seen_before and gone is None else EventType.ADDED
+    yield last if last.type is kind else Event(type=kind, resource=last.resource, revision=last.revision)
+
+
+def _revision_of(event: Event) -> int:
+    return event.revision
+
+
+def enclosing(scope: str) -> Iterator[str]:
+    """Every scope whose watchers care about `scope`: itself, its parents, and the root."""
+    yield scope
+    while scope:
+        scope, _, _ = scope.rpartition("/")
+        yield scope
+
+
+class Hub:
+    """The ring, the tombstones and those who wait."""
+
+    def __init__(self, source: Source, limits: WatchLimits, *, revision: int, compacted: int) -> None:
+        self.limits = limits
+        self.revision = revision
+        self.compacted = compacted
+        """Every event after this revision is still kept somewhere."""
+        self.closed = False
+        self.watchers = 0
+        self.coalesced = 0
+        """Events that slow watchers were spared."""
+        self.refilled = 0
+        """Times that a watcher had fallen off the ring and was served from the memory view."""
+        self._source = source
+        self._events: list[Event] = []
+        self._base = 0
+        """The position of `_events[0]`; positions count events since the hub began."""
+        self._floor = revision
+        """Cursors at or above this revision find everything they need in the ring."""
+        self._tombstones: deque[AnyResource] = deque()
+        self._tombstone_floor = revision
+        self._waiting: dict[str, dict[str, dict[Watch, None]]] = {}
+        self._shared: dict[tuple[str, str, int], Batch] = {}
+
+    def __repr__(self) -> str:
+        return f"<Hub revision={self.revision} ring={len(self._events)} watchers={self.watchers}>"
+
+    @property
+    def ring_length(self) -> int:
+        return len(self._events)
+
+    @property
+    def tombstone_count(self) -> int:
+        return len(self._tombstones)
+
+    def open(self, kind: str, scope: str, after: int | None) -> Watch:
+        if self.closed:
+            raise Unavailable("the store is closed")
+        if self.watchers >= self.limits.watchers:
+            raise ResourceExhausted(f"{self.watchers} watches are open, the most there may be")
+        cursor = self.revision if after is None else after
+        if cursor > self.revision:
+            raise Compacted(f"revision {cursor} is in the future; the newest is {self.revision}")
+        if cursor < self.compacted:
+            raise Compacted(f"revision {cursor} is no longer kept; history begins after {self.compacted}")
+        self.watchers += 1
+        return Watch(self, kind, scope, cursor)
+
+    def publish(self, events: Sequence[Event], revision: int) -> None:
+        """Make whole transactions, now durable, known to all; `revision` is that of the last."""
+        start, before = self._base + len(self._events), self.revision
+        self.revision = revision
+        self._shared.clear()
+        self._events.extend(events)
+        self._tombstones.extend(event.resource for event in events if event.type is EventType.DELETED)
+        self._trim()
+        for event in events:
+            scopes = self._waiting.get(event.resource.kind)
+            if scopes:
+                for scope in enclosing(event.resource.scope):
+                    for watch in scopes.pop(scope, ()):
+                        watch._wake(start, before)
+
+    def _trim(self) -> None:
+        if (surplus := len(self._events) - self.limits.ring_events) > 0:
+            self._floor = self._events[surplus - 1].revision
+            self._base += surplus
+            del self._events[:surplus]
+        while len(self._tombstones) > self.limits.tombstones:
+            self._tombstone_floor = self._tombstones.popleft().revision
+
+    def close(self) -> None:
+        self.closed = True
+        waiting, self._waiting = self._waiting, {}
+        for scopes in waiting.values():
+            for watches in scopes.values():
+                for watch in watches:
+                    watch._end()
+
+    # What watches ask.
+
+    def _park(self, watch: Watch) -> None:
+        self._waiting.setdefault(watch.kind, {}).setdefault(watch.scope, {})[watch] = None
+
+    def _leave(self, watch: Watch) -> None:
+        self.watchers -= 1
+        scopes = self._waiting.get(watch.kind, {})
+        watches = scopes.get(watch.scope, {})
+        watches.pop(watch, None)
+        if not watches:
+            scopes.pop(watch.scope, None)
+
+    def _position(self, revision: int) -> int | None:
+        """Where a cursor at `revision` stands in the ring, or None if the ring begins later."""
+        if revision < self._floor:
+            return None
+        return self._base + bisect_right(self._events, revision, key=_revision_of)
+
+    def _since(self, kind: str, scope: str, position: int) -> Batch:
+        """Everything in the ring from `position`, which must not have fallen off."""
+        at = (kind, scope, position)
+        batch = self._shared.get(at)
+        if batch is None:
+            events: list[Event] = [
+                event
+                for event in self._events[position - self._base :]
+                if event.resource.kind == kind and covers(scope, event.resource.scope)
+            ]
+            if len(events) > self.limits.coalesce_after_events:
+                events = self._spare(events)
+            batch = Batch(revision=self.revision, events=events)
+            if len(self._shared) < SHARED_BATCHES_LIMIT:
+                self._shared[at] = batch
+        return batch
+
+    def _spare(self, events: list[Event]) -> list[Event]:
+        kept = coalesce(events)
+        self.coalesced += len(events) - len(kept)
+        return kept
+
+    def _refill(self, kind: str, scope: str, cursor: int) -> Batch | None:
+        """What changed since `cursor`, from the memory view; None if deletions are forgotten."""
+        if cursor < self._tombstone_floor:
+            return None
+        self.refilled += 1
+        events = [
+            Event(type=EventType.DELETED, resource=last, revision=last.revision)
+            for last in self._tombstones
+            if last.created_revision <= cursor < last.revision
+            and last.kind == kind
+            and covers(scope, last.scope)
+        ]
+        for resource in self._source.changed_since(kind, scope, cursor):
+            unseen = resource.created_revision > cursor
+            sort = EventType.ADDED if unseen else EventType.MODIFIED
+            events.append(Event(type=sort, resource=resource, revision=resource.revision))
+        events.sort(key=_revision_of)
+        return Batch(revision=self.revision, events=events)
+
+
+class Watch:
+    """One watcher: take batches with `next()` or by iterating, one consumer at a time."""
+
+    __slots__ = (
+        "_closed", "_deadline", "_hub", "_parked", "_position", "_replaying", "_timer", "_wait",
+        "kind", "revision", "scope",
+    )  # fmt: skip
+
+    def __init__(self, hub: Hub, kind: str, scope: str, cursor: int) -> None:
+        self.kind = kind
+        self.scope = scope
+        self.revision = cursor
+        """Everything up to here has been delivered."""
+        self._hub = hub
+        self._position = hub._position(cursor)
+        self._replaying = self._position is None
+        self._parked = False
+        """Caught up, and listed with the hub: nothing happened for it until the hub wakes it."""
+        self._wait: asyncio.Future[None] | None = None
+        self._deadline = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Watch {self.kind} scope={self.scope!r} revision={self.revision}>"
+
+    async def next(self, *, idle_seconds: float | None = None) -> Batch:
+        """The next events; or, after `idle_seconds` without any, a bookmark at the current revision."""
+        if self._wait is not None:
+            raise RuntimeError(f"{self!r} has a consumer already")
+        deadline = None if idle_seconds is None else asyncio.get_running_loop().time() + idle_seconds
+        while True:
+            self._check_open()
+            batch = self._take()
+            if batch is None:
+                batch = await self._replay()
+            if batch.events:
+                return batch
+            if self._replaying:
+                continue
+            if not await self._woken(deadline):
+                self._check_open()
+                self.revision = self._hub.revision
+                self._position = self._hub._position(self.revision)
+                return Batch(revision=self.revision)
+
+    def _take(self) -> Batch | None:
+        """What memory can give; None if the database must be asked."""
+        hub = self._hub
+        if self._parked:
+            return Batch(revision=self.revision)
+        if self._replaying:
+            self._position = hub._position(self.revision)
+            self._replaying = self._position is None
+            if self._replaying:
+                return None
+        position = self._position
+        if position is not None and position >= hub._base:
+            batch = hub._since(self.kind, self.scope, position)
+        else:
+            refill = hub._refill(self.kind, self.scope, self.revision)
+            if refill is None:
+                self._replaying = True
+                return None
+            batch = refill
+        self._advance(batch.revision)
+        return batch
+
+    def _advance(self, revision: int) -> None:
+        self.revision = revision
+        self._position = self._hub._base + len(self._hub._events)
+
+    async def _replay(self) -> Batch:
+        """One page of history; the ring takes over as soon as it reaches back to the cursor."""
+        hub = self._hub
+        page = await hub._source.history(self.kind, self.scope, after=self.revision, until=hub.revision)
+        self.revision = page.revision
+        return Batch(revision=page.revision, events=page.events)
+
+    async def _woken(self, deadline: float | None) -> bool:
+        """Wait for the hub; False if the deadline came first."""
+        if not self._parked:
+            self._hub._park(self)
+            self._parked = True
+        loop = asyncio.get_running_loop()
+        self._wait = wait = loop.create_future()
+        if deadline is not None:
+            self._arm(loop, deadline)
+        try:
+            await wait
+        finally:
+            self._wait = None
+        return not self._parked
+
+    def _arm(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
+        """See that the deadline is noticed. A timer is moved on only when it fires, not for each event."""
+        self._deadline = deadline
+        if self._timer is None or self._timer.when() > deadline:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(deadline, self._ring)
+
+    def _ring(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        if self._wait is None or self._wait.done():
+            return
+        if loop.time() >= self._deadline:
+            self._wait.set_result(None)
+        else:
+            self._timer = loop.call_at(self._deadline, self._ring)
+
+    def _wake(self, position: int, revision: int) -> None:
+        """Something happened at `position`, and nothing for this watch before it."""
+        self._parked = False
+        self._position = position
+        self.revision = revision
+        wait = self._wait
+        if wait is not None and not wait.done():
+            wait.set_result(None)
+
+    def _end(self) -> None:
+        if self._wait is not None and not self._wait.done():
+            self._wait.set_result(None)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the watch is closed")
+        if self._hub.closed:
+            raise Unavailable("the store is closed")
+
+    def close(self) -> None:
+        """End the watch; whoever waits for its next batch is told so. May be called again."""
+        if self._closed:
+            return
+        self._closed = True
+        self._hub._leave(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        if self._closed:
+            raise StopAsyncIteration
+        try:
+            return await self.next()
+        except Unavailable:
+            if self._closed:
+                raise StopAsyncIteration from None
+            raise
