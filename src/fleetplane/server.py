@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import structlog
@@ -24,7 +24,9 @@ from fleetplane.kernel.access import AccessTable, Grant, Principal, Role
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.identity import Authority, MasterKey
-from fleetplane.kernel.store import Store, StoreCollector, StoreSettings
+from fleetplane.kernel.resources import AnyKind
+from fleetplane.kernel.store import Store, StoreSettings
+from fleetplane.kernel.store.metrics import StoreCollector
 from fleetplane.rpc import (
     Authentication,
     CallStatistics,
@@ -36,6 +38,7 @@ from fleetplane.rpc import (
     TlsFiles,
     open_listener,
 )
+from fleetplane.rpc.introspection import HealthBoard, add_reflection, introspection_methods
 from fleetplane.settings import DEFAULT_PLACE, DEFAULT_SOCKET, Settings
 from fleetplane.web.ops import OpsApp, Readiness
 
@@ -107,7 +110,7 @@ def _blueprints(settings: Settings) -> list[Blueprint]:
     return [blueprint for blueprint in (GPUS,) if blueprint.name in settings.domains]
 
 
-def _kinds(blueprints: Iterable[Blueprint]) -> list:  # type: ignore[type-arg]
+def _kinds(blueprints: Iterable[Blueprint]) -> list[AnyKind]:
     return [kind for blueprint in blueprints for kind in blueprint.kinds]
 
 
@@ -258,7 +261,7 @@ def _in_memory(content: bytes) -> Path:
 
 
 @contextlib.contextmanager
-def _ready_file(settings: Settings, addresses: dict[str, list[str]]):  # type: ignore[no-untyped-def]
+def _ready_file(settings: Settings, addresses: dict[str, list[str]]) -> Iterator[None]:
     if not settings.ready_file:
         yield
         return

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from fleetplane.kernel.access import Grant, Role
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.resources import Kind
+from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import CallStatistics, MethodRow
 
@@ -58,6 +58,6 @@ class Blueprint:
     """What a domain declares before it is built."""
 
     name: str
-    kinds: Sequence[Kind[object, object]]
+    kinds: Sequence[AnyKind]
     methods: Sequence[MethodRow]
     grants: Mapping[Role, Iterable[Grant]]

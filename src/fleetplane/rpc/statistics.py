@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -58,6 +59,11 @@ class MethodStatistics:
         self.finished[code] = self.finished.get(code, 0) + 1
         self.seconds += seconds
         self.buckets[bisect_left(LATENCY_BUCKETS, seconds)] += 1
+
+    def cumulative_buckets(self) -> list[tuple[str, float]]:
+        """Finished calls by latency, as Prometheus counts them: each bucket holds the faster ones too."""
+        bounds = [*(str(bound) for bound in LATENCY_BUCKETS), "+Inf"]
+        return list(zip(bounds, accumulate(self.buckets), strict=True))
 
     def __repr__(self) -> str:
         return f"<MethodStatistics {self.path} started={self.started} active={self.active}>"
@@ -146,12 +152,6 @@ def _latency(methods: Iterable[MethodStatistics]) -> HistogramMetricFamily:
     family = HistogramMetricFamily(
         "fleetplane_rpc_seconds", "Time from a call's start to its end.", labels=_LABELS
     )
-    bounds = [*(str(bound) for bound in LATENCY_BUCKETS), "+Inf"]
     for method in methods:
-        total = 0
-        cumulative: list[tuple[str, float]] = []
-        for bound, count in zip(bounds, method.buckets, strict=True):
-            total += count
-            cumulative.append((bound, total))
-        family.add_metric((method.listener, method.path), cumulative, method.seconds)
+        family.add_metric((method.listener, method.path), method.cumulative_buckets(), method.seconds)
     return family

@@ -18,6 +18,7 @@ from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.service import GpuReader
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import CallStatistics
+from fleetplane.rpc.status import CODE_NAMES
 
 PREFIX = "device_api_server_"
 NVML_PROVIDER = "nvml-provider"
@@ -97,19 +98,17 @@ class GpuCollector(Collector):
         yield _gauge("nvml_gpu_count", "GPUs the NVML provider looks after", nvml_count)
 
     def _requests(self) -> Iterator[Metric]:
-        for prefix, total, seconds, method_label, code_label in (
-            (PREFIX, "grpc_requests", "grpc_request_duration_seconds", "method", "code"),
-            ("", "grpc_server_handled", "grpc_server_handling_seconds", "grpc_method", "grpc_code"),
+        for prefix, total, seconds, labels in (
+            (PREFIX, "grpc_requests", "grpc_request_duration_seconds", ("method", "code")),
+            ("", "grpc_server_handled", "grpc_server_handling_seconds", ("grpc_method", "grpc_code")),
         ):
-            requests = CounterMetricFamily(prefix + total, "Calls finished", labels=[method_label, code_label])
-            duration = HistogramMetricFamily(prefix + seconds, "How long calls took", labels=[method_label])
+            requests = CounterMetricFamily(prefix + total, "Calls finished", labels=labels)
+            duration = HistogramMetricFamily(prefix + seconds, "How long calls took", labels=labels[:1])
             for method in self._calls.methods():
-                if not method.path.startswith("/nvidia."):
-                    continue
-                for code, count in method.finished.items():
-                    requests.add_metric([method.path, code.name], count)
-                buckets = [(str(bound), count) for bound, count in method.cumulative_buckets()]
-                duration.add_metric([method.path], buckets, method.seconds_sum)
+                if method.path.startswith("/nvidia."):
+                    for code, count in sorted(method.finished.items()):
+                        requests.add_metric((method.path, CODE_NAMES[code]), count)
+                    duration.add_metric((method.path,), method.cumulative_buckets(), method.seconds)
             yield from (requests, duration)
 
 

@@ -35,7 +35,6 @@ class GpuReader:
         self._gpus = gpus
         self._encodings = {dialect: Encodings(gpus, dialect) for dialect in Dialect}
         self._watches: set[Watch] = set()
-        self._closing = False
         self.events_sent: Counter[str] = Counter()
 
     @property
@@ -44,7 +43,6 @@ class GpuReader:
 
     def close(self) -> None:
         """End every watch now; their streams tell the clients to come back later."""
-        self._closing = True
         for watch in list(self._watches):
             watch.close()
 
@@ -71,8 +69,7 @@ class GpuReader:
                     chunk = snapshot[start : start + SNAPSHOT_CHUNK]
                     self.events_sent["ADDED"] += len(chunk)
                     yield Framed.join([encodings.added(gpu) for gpu in chunk])
-                while not self._closing:
-                    batch = await watch.next()
+                async for batch in watch:
                     for event in batch.events:
                         self.events_sent[event.type] += 1
                     if len(batch.events) == 1:
@@ -101,8 +98,8 @@ class GpuService:
         self._dialect = dialect
 
     def _spoken(self, context: CallContext) -> Dialect:
-        asked = context.header(wire.DIALECT_HEADER)
-        return self._dialect if asked is None else wire.dialect(asked)
+        asked = context.connection.metadata(wire.DIALECT_HEADER)
+        return self._dialect if asked is None else wire.dialect(str(asked))
 
     async def GetGpu(self, request: gpu_pb2.GetGpuRequest, context: CallContext) -> Framed:
         return await self._reader.get(wire.gpu_name(request.name), self._spoken(context))
