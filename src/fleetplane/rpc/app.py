@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import grpc
@@ -28,7 +29,7 @@ from fleetplane.rpc.handlers import (
     handlers_of_service,
 )
 from fleetplane.rpc.limits import Bound, RpcLimits
-from fleetplane.rpc.metadata import BadTimeout, is_grpc_content_type, parse_timeout
+from fleetplane.rpc.metadata import BadTimeout, Header, is_grpc_content_type, parse_timeout
 from fleetplane.rpc.methods import Authentication, MethodTable
 from fleetplane.rpc.refusals import Refusal
 from fleetplane.rpc.statistics import CallStatistics
@@ -113,6 +114,7 @@ class GrpcApp:
                 statistics=self._house.statistics.method(listener, row.path),
                 limiter=RateLimiter(row.rate) if row.rate else None,
                 limit_bytes=row.max_request_bytes or self._limits.max_request_bytes,
+                anonymous=row.authentication is Authentication.ANONYMOUS,
             )
         self._sealed = True
 
@@ -127,9 +129,9 @@ class GrpcApp:
         if method is None:
             await refusals.send(self._explain(scope), house, scope, send)
             return
-        exchange = Exchange(scope, receive, send, method.handler, method.limit_bytes, method.statistics)
-        fields = exchange.fields
-        refusal = self._check(scope, fields)
+        headers = scope["headers"]
+        fields: dict[bytes, bytes] = dict(headers)
+        refusal = self._check(scope, headers, fields)
         if refusal is not None:
             await refusals.send(refusal, house, scope, send)
             return
@@ -139,9 +141,12 @@ class GrpcApp:
         except BadTimeout as error:
             await refusals.send(Refusal.bad_timeout(str(error)), house, scope, send)
             return
+        exchange = Exchange(
+            scope, fields, receive, send, method.handler, method.limit_bytes, method.statistics
+        )
         await Call(house, method, exchange, Connection(scope)).serve(seconds)
 
-    def _check(self, scope: Scope, fields: dict[bytes, bytes]) -> Refusal | None:
+    def _check(self, scope: Scope, headers: list[Header], fields: dict[bytes, bytes]) -> Refusal | None:
         """Whether this is a gRPC call at all, and one of bearable size."""
         if scope["method"] != "POST":
             return refusals.NOT_POST
@@ -149,16 +154,14 @@ class GrpcApp:
             return refusals.NOT_GRPC
         if "http.response.trailers" not in scope["extensions"] or fields.get(b"te") != b"trailers":
             return refusals.HTTP1 if scope["http_version"].startswith("1") else refusals.NO_TRAILERS
-        headers = scope["headers"]
-        if len(headers) > self._limits.metadata_fields:
+        limits = self._limits
+        if len(headers) > limits.metadata_fields:
             self._house.statistics.hit(Bound.METADATA_FIELDS)
-            return Refusal.metadata(f"{len(headers)} metadata fields", f"{self._limits.metadata_fields}")
-        size = 0
-        for name, value in headers:
-            size += len(name) + len(value)
-        if size > self._limits.metadata_bytes:
+            return Refusal.metadata(f"{len(headers)} metadata fields", f"{limits.metadata_fields}")
+        size = sum(map(len, chain.from_iterable(headers)))
+        if size > limits.metadata_bytes:
             self._house.statistics.hit(Bound.METADATA_BYTES)
-            return Refusal.metadata(f"{size} bytes of metadata", f"{self._limits.metadata_bytes}")
+            return Refusal.metadata(f"{size} bytes of metadata", f"{limits.metadata_bytes}")
         encoding = fields.get(b"grpc-encoding")
         if encoding is not None and encoding not in framing.ENCODINGS:
             return Refusal.encoding(encoding)
@@ -170,7 +173,7 @@ class GrpcApp:
         if scope["method"] == "POST" and is_grpc_content_type(fields.get(b"content-type", b"")):
             self._house.statistics.unknown_methods += 1
             return refusals.UNKNOWN_METHOD
-        return self._check(scope, fields) or refusals.NOT_GRPC
+        return self._check(scope, scope["headers"], fields) or refusals.NOT_GRPC
 
     # The end
 

@@ -14,25 +14,26 @@ from typing import Any
 import grpc
 import structlog
 
-from fleetplane.kernel.access import AccessTable
+from fleetplane.kernel.access import AccessTable, Principal
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unavailable
 from fleetplane.rpc import status
 from fleetplane.rpc.admission import RateLimiter
 from fleetplane.rpc.connection import Authenticator, Connection
-from fleetplane.rpc.context import CallContext
+from fleetplane.rpc.context import CallContext, DoneCallback
 from fleetplane.rpc.exchange import ClientGone, Exchange, WrongCardinality
 from fleetplane.rpc.framing import FramingError, MessageTooLarge
 from fleetplane.rpc.guard import Guard
 from fleetplane.rpc.handlers import Handler
 from fleetplane.rpc.limits import Bound, RpcLimits
-from fleetplane.rpc.metadata import MetadataError
-from fleetplane.rpc.methods import Authentication, MethodRow
+from fleetplane.rpc.metadata import Header, MetadataError
+from fleetplane.rpc.methods import MethodRow
 from fleetplane.rpc.statistics import CallStatistics, MethodStatistics
 from fleetplane.rpc.status import Status, status_of
 
 _log = structlog.get_logger("fleetplane.rpc")
 _OK = Status(code=status.OK)
+_NO_HEADERS: list[Header] = []
 
 
 class Ending(Enum):
@@ -54,6 +55,10 @@ class Method:
     statistics: MethodStatistics
     limiter: RateLimiter | None
     limit_bytes: int
+    anonymous: bool
+    admitted: Principal | None = None
+    """The last caller found to have the permission. Principals and the access table never change,
+    and most callers of a method are the same one, so the next check is an identity comparison."""
 
 
 @dataclass(slots=True)
@@ -79,6 +84,7 @@ class Call:
         "_house",
         "_loop",
         "_method",
+        "_own_status",
         "_started",
         "_task",
         "_timer",
@@ -97,6 +103,7 @@ class Call:
         )
         self.cleanup_seconds = house.limits.cleanup_seconds
         self._ending: Ending | None = None
+        self._own_status = _OK
         self._cancelled_here = False
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -106,14 +113,17 @@ class Call:
 
     async def serve(self, timeout_seconds: float | None) -> None:
         """Answer the call. Raises nothing but the cancellation of the task it runs in."""
+        house, method = self._house, self._method
         if timeout_seconds is not None:
             self._context._deadline = self._started + timeout_seconds
-        self._begin()
+        method.statistics.started += 1
+        method.statistics.active += 1
+        house.calls.add(self)
         ended = Ending.CLIENT_GONE.value
         try:
-            self._admit()
+            self._admit(house, method, self._context)
             await Guard(self, self._respond())
-            ended = _OK
+            ended = self._own_status
         except asyncio.CancelledError:
             # Either we cancelled ourselves, and say why, or the server under us did: then
             # there is nobody to tell, and the cancellation is its own business.
@@ -122,25 +132,18 @@ class Call:
         except BaseException as error:
             ended = self._verdict(error)
         finally:
+            if self._task is not None:
+                self._disarm()
             if self._ending is not None and not self._exchange.ended:
                 ended = self._ending.value
-            self._disarm()
-            if ended.code == status.OK and self._context._code != status.OK:
-                ended = Status(code=self._context._code, message=self._context._details)
             self._finish(ended)
         if not self._exchange.ended and self._ending is not Ending.CLIENT_GONE:
             await self._tell(ended)
 
     # Admission
 
-    def _begin(self) -> None:
-        statistics = self._method.statistics
-        statistics.started += 1
-        statistics.active += 1
-        self._house.calls.add(self)
-
-    def _admit(self) -> None:
-        house, method, context = self._house, self._method, self._context
+    def _admit(self, house: House, method: Method, context: CallContext) -> None:
+        """Room, rate, identity, permission, time: in the order of what each check costs."""
         row = method.row
         if house.draining:
             raise Unavailable("the server is stopping")
@@ -150,14 +153,17 @@ class Call:
             self._refuse(
                 Bound.METHOD_CONCURRENCY, f"{row.concurrency} calls of this method are running already"
             )
-        if row.authentication is Authentication.ANONYMOUS and method.limiter is not None:
+        limiter = method.limiter
+        if limiter is not None and method.anonymous:
             # Before anything else: strangers pay for their attempts, not for their successes.
-            self._pay(method.limiter, context.connection.address)
+            self._pay(limiter, context.connection.address)
         context.principal = principal = method.authenticate(context.connection)
-        if row.permission is not None and not house.access.allows(principal, row.permission, principal.scope):
-            house.access.check(principal, row.permission, principal.scope)
-        if row.authentication is not Authentication.ANONYMOUS and method.limiter is not None:
-            self._pay(method.limiter, principal.name)
+        if principal is not method.admitted:
+            if row.permission is not None:
+                house.access.check(principal, row.permission, principal.scope)
+            method.admitted = principal
+        if limiter is not None and not method.anonymous:
+            self._pay(limiter, principal.name)
         if context._deadline is not None and context._deadline <= self._started:
             self._ending = Ending.DEADLINE
             raise ClientGone
@@ -190,10 +196,12 @@ class Call:
             response = await answer
             if context._code == status.OK:
                 body, messages = exchange.encode(response)
-                context._done = True
-                await exchange.end_with(body, messages, context.trailing_headers())
+                await exchange.end_with(
+                    body, messages, context.trailing_headers() if context._trailing else _NO_HEADERS
+                )
                 return
-        await exchange.end(Status(code=context._code, message=context._details), context.trailing_headers())
+        self._own_status = own = Status(code=context._code, message=context._details)
+        await exchange.end(own, context.trailing_headers())
 
     async def _stream(self, answer: Any) -> None:
         """Send what an async generator yields; other handlers write through their context."""
@@ -303,14 +311,18 @@ class Call:
         seconds = house.clock.monotonic() - self._started
         self._method.statistics.finish(ended.code, seconds)
         context._done = True
-        context._code = ended.code
         if ended.code != status.OK:
+            context._code = ended.code
             self._report(ended, seconds)
-        for callback in context._callbacks or ():
+        if context._callbacks:
+            self._call_back(context._callbacks)
+
+    def _call_back(self, callbacks: list[DoneCallback]) -> None:
+        for callback in callbacks:
             try:
-                callback(context)
+                callback(self._context)
             except Exception as error:
-                _log.error("rpc.callback_crashed", method=context.method, exc_info=error)
+                _log.error("rpc.callback_crashed", method=self._context.method, exc_info=error)
 
     def _report(self, ended: Status, seconds: float) -> None:
         context = self._context

@@ -69,6 +69,7 @@ class Exchange:
     def __init__(
         self,
         scope: Scope,
+        fields: dict[bytes, bytes],
         receive: Receive,
         send: Send,
         handler: Handler,
@@ -76,7 +77,7 @@ class Exchange:
         statistics: MethodStatistics,
     ) -> None:
         self.scope = scope
-        self.fields: dict[bytes, bytes] = dict(scope["headers"])
+        self.fields = fields
         """Header fields by name; where one repeats, the last."""
         self.headers_sent = False
         self.request_ended = False
@@ -93,16 +94,33 @@ class Exchange:
     # Inward
 
     async def read_only(self) -> Any:
-        """The one message of a request that has exactly one."""
-        chunk = await self._chunk()
-        if not self.request_ended and chunk is not None:
-            more = await self._chunk()
-            if more or not self.request_ended:
-                return await self._collect(chunk, more or b"")
-        if chunk and chunk[0] == 0 and int.from_bytes(chunk[1:5], "big") == len(chunk) - 5 <= self._limit:
-            self._statistics.received += 1
-            return self._decoded(chunk[5:])
-        return await self._collect(chunk or b"", b"")
+        """The one message of a request that has exactly one.
+
+        Nearly all of them arrive as one chunk that is one plain frame, and are taken from it
+        without a decoder.
+        """
+        receive = self._receive
+        event = await receive()
+        chunk: bytes = event.get("body", b"")
+        more: bytes = b""
+        if event.get("more_body"):
+            event = await receive()
+            more = event.get("body", b"")
+        if event["type"] != "http.request":
+            raise ClientGone
+        self.request_ended = not event.get("more_body")
+        if (
+            more
+            or not self.request_ended
+            or len(chunk) < framing.PREFIX_BYTES
+            or chunk[0]
+            or int.from_bytes(chunk[1:5], "big") != len(chunk) - framing.PREFIX_BYTES
+            or len(chunk) > self._limit
+        ):
+            return await self._collect(chunk, more)
+        self._statistics.received += 1
+        deserialize = self._handler.deserialize
+        return chunk[5:] if deserialize is None else self._decoded(chunk[5:])
 
     async def _collect(self, *chunks: bytes) -> Any:
         """The same for a request in many chunks, compressed, or wrong."""
@@ -202,16 +220,31 @@ class Exchange:
         """Waits while the client's window is full; that is the back-pressure on handlers."""
         if not self.headers_sent:
             await self.send_headers()
-        await self._put({"type": "http.response.body", "body": body, "more_body": True})
+        try:
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        except OSError as error:
+            raise ClientGone from error
         self._statistics.sent += messages
 
     async def end_with(self, body: bytes, messages: int, trailing: list[Header]) -> None:
         """The only message and the good ending of a unary answer."""
-        if not self.headers_sent:
-            await self.send_headers()
-        await self._put({"type": "http.response.body", "body": body, "more_body": False})
-        self._statistics.sent += messages
-        await self._trailers(trailing)
+        send = self._send
+        try:
+            if not self.headers_sent:
+                if self._encoding_out is None:
+                    self.headers_sent = True
+                    await send(_PLAIN_START)
+                else:
+                    await self.send_headers()
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+            self._statistics.sent += messages
+            self.ended = True
+            if trailing:
+                await self._trailers(trailing)
+            else:
+                await send(_OK_TRAILERS)
+        except OSError as error:
+            raise ClientGone from error
 
     async def end(self, status: Status, trailing: list[Header]) -> None:
         """The status: alone in the headers when nothing was sent before, in trailers otherwise."""
