@@ -144,8 +144,12 @@ class Draft:
         conditions: Iterable[Condition] = (),
         labels: Mapping[str, str] | None = None,
         expect: Expect = None,
+        renew: bool = False,
     ) -> Resource[SpecT, StatusT]:
-        """State the whole of a resource; labels left None stay as they are."""
+        """State the whole of a resource; labels left None stay as they are.
+
+        Saying again what is so already changes nothing, unless `renew` asks for a new revision.
+        """
         key = Key(kind.name, scope, name)
         check_key(key)
         current = self._get(key)
@@ -172,7 +176,7 @@ class Draft:
             created_at_ns=current.created_at_ns if current is not None else self.now_ns,
             updated_at_ns=self.now_ns,
         )
-        if current is not None and _same_content(current, made):
+        if not renew and current is not None and _same_content(current, made):
             return current
         self._resources[key] = made
         return made
