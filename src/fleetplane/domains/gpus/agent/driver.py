@@ -33,11 +33,11 @@ from fleetplane.kernel.errors import FleetplaneError
 CALL_LIMIT_SECONDS = 120.0
 """Initialising a driver of eight GPUs without persistence mode takes tens of seconds."""
 
-WAIT_MILLISECONDS = 500
+WAIT_MILLISECONDS = 250
 """One wait for events. It cannot be interrupted, so it bounds how long stopping takes."""
 
 STOP_LIMIT_SECONDS = 3.0
-"""Six waits. A thread still in the driver by then is left behind, and the driver with it."""
+"""Twelve waits. A thread still in the driver by then is left behind, and the driver with it."""
 
 ERROR_PAUSE_SECONDS = 1.0
 """Between two failing waits, which return at once."""

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+
+from fleetplane.domains.gpus.agent import health
+from fleetplane.domains.gpus.agent.health import GpuUuid, Reason, Sighting, Status, Verdict
+from fleetplane.domains.gpus.agent.xids import APPLICATION_XIDS
+
+GPU = GpuUuid("GPU-1")
+OTHER = GpuUuid("GPU-2")
+SOUND = Sighting(uuid=GPU, product="NVIDIA A100-SXM4-40GB", memory_bytes=40 * 1024**3)
+RETIRING = Sighting(uuid=GPU, product="A100", memory_bytes=1, retirement_pending=True)
+SILENT = Sighting(uuid=GPU, product="A100", memory_bytes=None, answering=False)
+GONE = Sighting(uuid=GPU, product="A100", memory_bytes=None, answering=False, lost=True)
+
+
+def ready(since_ns: int = 10) -> Verdict:
+    return health.on_enumeration(SOUND, now_ns=since_ns)
+
+
+def condemned(since_ns: int = 5) -> Verdict:
+    return health.on_xid(ready(1), 79, ignored=APPLICATION_XIDS, now_ns=since_ns)
+
+
+def test_an_enumerated_gpu_is_ready_and_says_what_it_is() -> None:
+    assert ready() == Verdict(
+        status=Status.TRUE,
+        reason="Initialized",
+        message="GPU enumerated via NVML: NVIDIA A100-SXM4-40GB (40.0 GB)",
+        since_ns=10,
+    )
+
+
+def test_a_gpu_that_does_not_answer_is_not_called_ready() -> None:
+    assert health.on_enumeration(SILENT, now_ns=1).status is Status.UNKNOWN
+    assert health.on_enumeration(GONE, now_ns=1).reason == Reason.GPU_LOST
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (40 * 1024**3, "40.0 GB"),
+        (1536 * 1024**2, "1.5 GB"),
+        (512 * 1024**2, "512.0 MB"),
+        (2048, "2.0 KB"),
+        (5, "5 B"),
+        (None, "memory size unknown"),
+    ],
+)
+def test_sizes_have_one_decimal_by_powers_of_1024(size: int | None, text: str) -> None:
+    assert health.format_size(size) == text
+
+
+@pytest.mark.parametrize(
+    ("xid", "message"),
+    [
+        (79, "Critical XID error 79 (GPU has fallen off the bus) detected"),
+        (999, "Critical XID error 999 (Unknown XID) detected"),
+    ],
+)
+def test_an_xid_makes_the_gpu_unready_in_the_known_words(xid: int, message: str) -> None:
+    verdict = health.on_xid(ready(), xid, ignored=APPLICATION_XIDS, now_ns=20)
+    assert verdict == Verdict(status=Status.FALSE, reason="XidError", message=message, since_ns=20)
+
+
+def test_an_ignored_xid_changes_nothing() -> None:
+    assert health.on_xid(ready(), 13, ignored=APPLICATION_XIDS, now_ns=20) == ready()
+
+
+def test_a_second_xid_renews_the_message_but_not_the_time() -> None:
+    verdict = health.on_xid(condemned(5), 48, ignored=APPLICATION_XIDS, now_ns=30)
+    assert "48" in verdict.message
+    assert verdict.since_ns == 5
+
+
+def test_a_lost_gpu_stays_lost_whatever_xid_follows() -> None:
+    lost = health.on_lost(ready(), now_ns=20)
+    assert (lost.status, lost.reason, lost.message) == (Status.FALSE, "GPULost", "GPU is lost error detected")
+    assert health.on_xid(lost, 48, ignored=APPLICATION_XIDS, now_ns=30) == lost
+    assert health.on_lost(lost, now_ns=40) == lost
+
+
+def test_only_gpus_that_stopped_answering_are_lost() -> None:
+    assert list(health.lost_among({GPU: True, OTHER: False})) == [OTHER]
+
+
+def test_when_all_answer_none_of_ours_may_be_called_healthy() -> None:
+    assert list(health.lost_among({GPU: True, OTHER: True})) == [GPU, OTHER]
+
+
+def test_nothing_said_before_means_nothing_to_reconcile() -> None:
+    assert health.reconcile(ready(), SOUND, None) == ready()
+
+
+def test_a_ready_gpu_keeps_the_time_it_has_been_ready_since() -> None:
+    assert health.reconcile(ready(10), SOUND, ready(3)) == ready(3)
+
+
+def test_a_sound_gpu_that_was_condemned_has_recovered() -> None:
+    verdict = health.reconcile(ready(10), SOUND, condemned(5))
+    assert (verdict.status, verdict.reason, verdict.since_ns) == (Status.TRUE, "Recovered", 10)
+
+
+def test_a_sound_gpu_of_a_silent_provider_has_recovered() -> None:
+    unknown = Verdict(status=Status.UNKNOWN, reason="ProviderSilent", message="", since_ns=1)
+    assert health.reconcile(ready(10), SOUND, unknown).reason == Reason.RECOVERED
+
+
+def test_pending_page_retirement_keeps_a_condemned_gpu_condemned() -> None:
+    own = health.on_enumeration(RETIRING, now_ns=10)
+    assert health.reconcile(own, RETIRING, condemned(5)) == condemned(5)
+
+
+def test_an_error_seen_since_the_enumeration_outweighs_what_was_said_before() -> None:
+    assert health.reconcile(condemned(20), SOUND, ready(3)) == condemned(20)

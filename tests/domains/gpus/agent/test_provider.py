@@ -1,0 +1,342 @@
+"""The provider from driver to device API, over both libraries and a real gRPC connection."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from device_api_double import DeviceApiDouble
+from nvml_stub import A100, FakeDriver, NvmlRig, Rig, SimulatedRig, uuid
+
+from fleetplane.domains.gpus.agent.driver import STOP_LIMIT_SECONDS
+from fleetplane.domains.gpus.agent.library import DriverUnavailable, Library
+from fleetplane.domains.gpus.agent.link import DeviceLink
+from fleetplane.domains.gpus.agent.provider import Provider, ProviderPolicy
+from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
+from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.clock import SystemClock
+
+FAST = Backoff(first_seconds=0.02, ceiling_seconds=0.2)
+
+
+class RecordingLog:
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, object]]] = []
+
+    def info(self, event: str, /, **fields: object) -> None:
+        self.events.append((event, fields))
+
+    warning = info
+
+    def of(self, name: str) -> list[dict[str, object]]:
+        return [fields for event, fields in self.events if event == name]
+
+
+class Running:
+    def __init__(self, library: Library, device_api: DeviceApiDouble, policy: ProviderPolicy) -> None:
+        self.log = RecordingLog()
+        self.provider = Provider(
+            library=library,
+            connect=lambda: DeviceLink(device_api.address, "nvml-provider"),
+            policy=policy,
+            clock=SystemClock(),
+            log=self.log,
+        )
+
+
+@asynccontextmanager
+async def running(
+    library: Library,
+    device_api: DeviceApiDouble,
+    *,
+    heartbeat_seconds: float = 0.05,
+    ignored_xids: frozenset[int] = frozenset({13}),
+    health_check: bool = True,
+    lower_case_names: bool = False,
+) -> AsyncIterator[Running]:
+    policy = ProviderPolicy(
+        heartbeat_seconds=heartbeat_seconds,
+        ignored_xids=ignored_xids,
+        health_check=health_check,
+        lower_case_names=lower_case_names,
+        backoff=FAST,
+    )
+    made = Running(library, device_api, policy)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(made.provider.run())
+        yield made
+        task.cancel()
+
+
+async def until(met: Callable[[], object], *, within_seconds: float = 15.0) -> None:
+    async with asyncio.timeout(within_seconds):
+        while not met():  # noqa: ASYNC110  # the other side is a thread, it sets no event of this loop
+            await asyncio.sleep(0.01)
+
+
+def shows(device_api: DeviceApiDouble, name: str, status: str, reason: str) -> Callable[[], bool]:
+    def met() -> bool:
+        condition = device_api.condition(name)
+        return condition is not None and (condition.status, condition.reason) == (status, reason)
+
+    return met
+
+
+async def test_every_gpu_is_registered_ready_under_its_uuid(rig: Rig, device_api: DeviceApiDouble) -> None:
+    device_api.start()
+    async with running(rig.library, device_api):
+        for name in rig.uuids:
+            await until(shows(device_api, name, "True", "Initialized"))
+            assert device_api.gpus[name].spec.uuid == name
+    assert all(call.provider_id == "nvml-provider" for call in device_api.calls_of("RegisterGpu"))
+    assert device_api.calls_of("UpdateGpuCondition") == []  # registered with its first verdict
+
+
+async def test_the_message_names_product_and_size(
+    fake_driver: FakeDriver, device_api: DeviceApiDouble
+) -> None:
+    device_api.start()
+    async with running(NvmlRig(fake_driver).library, device_api):
+        await until(lambda: device_api.condition(uuid(0)))
+    condition = device_api.condition(uuid(0))
+    assert condition is not None
+    assert condition.message == f"GPU enumerated via NVML: {A100} (40.0 GB)"
+
+
+async def test_names_can_be_lower_case(rig: Rig, device_api: DeviceApiDouble) -> None:
+    device_api.start()
+    async with running(rig.library, device_api, lower_case_names=True):
+        await until(lambda: len(device_api.gpus) == 2)
+    assert set(device_api.gpus) == {name.lower() for name in rig.uuids}
+
+
+async def test_a_critical_xid_makes_its_gpu_unready_and_no_other(
+    rig: Rig, device_api: DeviceApiDouble
+) -> None:
+    device_api.start()
+    async with running(rig.library, device_api):
+        await until(lambda: len(device_api.gpus) == 2)
+        rig.xid(1, 79)
+        await until(shows(device_api, rig.uuids[1], "False", "XidError"))
+    condition = device_api.condition(rig.uuids[1])
+    assert condition is not None
+    assert condition.message == "Critical XID error 79 (GPU has fallen off the bus) detected"
+    assert shows(device_api, rig.uuids[0], "True", "Initialized")()
+
+
+async def test_ignored_xids_and_ecc_events_are_only_logged(rig: Rig, device_api: DeviceApiDouble) -> None:
+    device_api.start()
+    async with running(rig.library, device_api) as it:
+        await until(lambda: len(device_api.gpus) == 2)
+        rig.xid(0, 13)
+        rig.ecc(0)
+        rig.xid(1, 999)  # the last one shows that the first two were dealt with
+        await until(shows(device_api, rig.uuids[1], "False", "XidError"))
+        assert it.log.of("gpu_xid")[0]["severity"] == "ignored"
+        assert it.log.of("gpu_event")[0]["kind"] == "DOUBLE_BIT_ECC"
+    assert shows(device_api, rig.uuids[0], "True", "Initialized")()
+
+
+async def test_without_health_check_events_are_not_waited_for(
+    fake_driver: FakeDriver, device_api: DeviceApiDouble
+) -> None:
+    device_api.start()
+    async with running(NvmlRig(fake_driver).library, device_api, health_check=False):
+        await until(lambda: len(device_api.gpus) == 2)
+    assert "create" not in fake_driver.calls
+    assert fake_driver.calls == ["init", "shutdown"]
+
+
+async def test_a_lost_gpu_is_marked_and_foreign_ones_are_left_alone(
+    rig: Rig, device_api: DeviceApiDouble
+) -> None:
+    device_api.start()
+    device_api.put("foreign", gpu_pb2.Condition(type="NVMLReady", status="True", reason="Theirs"))
+    async with running(rig.library, device_api):
+        await until(lambda: len(device_api.gpus) == 3)
+        rig.lose(1)
+        await until(shows(device_api, rig.uuids[1], "False", "GPULost"))
+    assert shows(device_api, rig.uuids[0], "True", "Initialized")()
+    assert shows(device_api, "foreign", "True", "Theirs")()
+
+
+async def test_conditions_of_other_providers_survive_ours(rig: Rig, device_api: DeviceApiDouble) -> None:
+    device_api.start()
+    device_api.put(rig.uuids[0], gpu_pb2.Condition(type="DCGMHealth", status="True", reason="Fine"))
+    async with running(rig.library, device_api):
+        await until(shows(device_api, rig.uuids[0], "True", "Initialized"))
+        rig.xid(0, 48)
+        await until(shows(device_api, rig.uuids[0], "False", "XidError"))
+    kept = device_api.condition(rig.uuids[0], "DCGMHealth")
+    assert kept is not None
+    assert kept.reason == "Fine"
+
+
+async def test_heartbeats_name_the_gpus_and_keep_coming(rig: Rig, device_api: DeviceApiDouble) -> None:
+    device_api.start()
+    async with running(rig.library, device_api):
+        await until(lambda: len(device_api.calls_of("Heartbeat")) >= 3)
+    beat = device_api.calls_of("Heartbeat")[-1]
+    assert beat.provider_id == "nvml-provider"
+    assert sorted(beat.gpu_names) == sorted(rig.uuids)
+
+
+async def test_a_server_without_leases_is_served_all_the_same(rig: Rig, device_api: DeviceApiDouble) -> None:
+    device_api.has_leases = False
+    device_api.start()
+    async with running(rig.library, device_api) as it:
+        await until(lambda: len(device_api.calls_of("Heartbeat")) >= 3)
+        rig.xid(0, 79)
+        await until(shows(device_api, rig.uuids[0], "False", "XidError"))
+        assert len(it.log.of("heartbeat_refused")) == 1
+        assert it.log.of("device_api_lost") == []
+
+
+async def test_the_provider_may_be_started_before_the_server(rig: Rig, device_api: DeviceApiDouble) -> None:
+    async with running(rig.library, device_api) as it:
+        await until(lambda: len(it.log.of("device_api_lost")) >= 2)
+        rig.xid(0, 79)
+        await until(lambda: it.log.of("gpu_xid"))
+        device_api.start()
+        await until(shows(device_api, rig.uuids[0], "False", "XidError"))
+        await until(shows(device_api, rig.uuids[1], "True", "Initialized"))
+
+
+async def test_a_server_that_forgot_everything_is_told_the_present_truth(
+    rig: Rig, device_api: DeviceApiDouble
+) -> None:
+    device_api.start()
+    async with running(rig.library, device_api, heartbeat_seconds=60):
+        await until(lambda: len(device_api.gpus) == 2)
+        rig.xid(0, 79)
+        await until(shows(device_api, rig.uuids[0], "False", "XidError"))
+        await asyncio.to_thread(device_api.stop)
+        device_api.forget()
+        device_api.start()
+        # No beat is due for a minute: the lost connection alone must bring the provider back.
+        await until(shows(device_api, rig.uuids[0], "False", "XidError"))
+        await until(shows(device_api, rig.uuids[1], "True", "Initialized"))
+
+
+async def test_a_reconnect_does_not_let_a_gpu_recover(rig: Rig, device_api: DeviceApiDouble) -> None:
+    device_api.start()
+    async with running(rig.library, device_api):
+        await until(lambda: len(device_api.gpus) == 2)
+        rig.xid(0, 79)
+        await until(shows(device_api, rig.uuids[0], "False", "XidError"))
+        told = len(device_api.calls_of("UpdateGpuCondition"))
+        await asyncio.to_thread(device_api.stop)
+        device_api.start()
+        await until(lambda: len(device_api.calls_of("UpdateGpuCondition")) >= told + 2)
+        assert shows(device_api, rig.uuids[0], "False", "XidError")()
+
+
+async def test_a_gpu_that_someone_removed_is_registered_again_when_it_has_news(
+    rig: Rig, device_api: DeviceApiDouble
+) -> None:
+    device_api.start()
+    async with running(rig.library, device_api):
+        await until(lambda: len(device_api.gpus) == 2)
+        device_api.remove(rig.uuids[0])
+        rig.xid(0, 79)
+        await until(shows(device_api, rig.uuids[0], "False", "XidError"))
+
+
+async def test_a_refusal_of_one_call_is_retried_until_it_succeeds(
+    rig: Rig, device_api: DeviceApiDouble
+) -> None:
+    device_api.refusals["RegisterGpu"] = grpc.StatusCode.RESOURCE_EXHAUSTED
+    device_api.start()
+    async with running(rig.library, device_api) as it:
+        await until(lambda: len(it.log.of("gpu_refused")) >= 3)
+        assert it.log.of("device_api_lost") == []
+        del device_api.refusals["RegisterGpu"]
+        await until(lambda: len(device_api.gpus) == 2)
+
+
+async def test_a_restarted_provider_lets_a_sound_gpu_recover(rig: Rig, device_api: DeviceApiDouble) -> None:
+    device_api.start()
+    condemned = gpu_pb2.Condition(type="NVMLReady", status="False", reason="XidError", message="79")
+    for name in rig.uuids:
+        device_api.put(name, condemned)
+    rig.retire_page(1)
+    async with running(rig.library, device_api):
+        await until(shows(device_api, rig.uuids[0], "True", "Recovered"))
+        await until(lambda: len(device_api.calls_of("UpdateGpuCondition")) >= 2)
+    assert shows(device_api, rig.uuids[1], "False", "XidError")()
+
+
+async def test_enumerating_again_lets_a_sound_gpu_recover(rig: Rig, device_api: DeviceApiDouble) -> None:
+    device_api.start()
+    async with running(rig.library, device_api) as it:
+        await until(lambda: len(device_api.gpus) == 2)
+        rig.xid(0, 79)
+        await until(shows(device_api, rig.uuids[0], "False", "XidError"))
+        it.provider.enumerate_again()
+        await until(shows(device_api, rig.uuids[0], "True", "Recovered"))
+
+
+async def test_a_vanished_gpu_is_unregistered_if_we_registered_it(device_api: DeviceApiDouble) -> None:
+    rig = SimulatedRig()
+    device_api.start()
+    device_api.put(rig.uuids[1])
+    async with running(rig.library, device_api) as it:
+        await until(shows(device_api, rig.uuids[0], "True", "Initialized"))
+        await until(shows(device_api, rig.uuids[1], "True", "Initialized"))
+        for name in rig.uuids:
+            rig.simulated.remove(name)
+        it.provider.enumerate_again()
+        await until(lambda: rig.uuids[0] not in device_api.gpus)
+        await until(shows(device_api, rig.uuids[1], "False", "GPULost"))
+    assert [call.name for call in device_api.calls_of("UnregisterGpu")] == [rig.uuids[0]]
+
+
+async def test_no_gpus_is_no_error_and_needs_no_event_thread(
+    fake_driver: FakeDriver, device_api: DeviceApiDouble
+) -> None:
+    fake_driver.remove_last()
+    fake_driver.remove_last()
+    device_api.start()
+    async with running(NvmlRig(fake_driver).library, device_api) as it:
+        await until(lambda: it.log.of("device_api_joined"))
+    assert device_api.gpus == {}
+    assert "create" not in fake_driver.calls
+
+
+async def test_stopping_is_prompt_frees_the_driver_and_leaves_the_gpus_registered(
+    fake_driver: FakeDriver, device_api: DeviceApiDouble
+) -> None:
+    device_api.start()
+    async with running(NvmlRig(fake_driver).library, device_api):
+        await until(lambda: len(device_api.gpus) == 2)
+        started = time.monotonic()
+    assert time.monotonic() - started < STOP_LIMIT_SECONDS
+    assert fake_driver.calls == ["init", "create", "free", "shutdown"]
+    assert len(device_api.gpus) == 2
+
+
+async def test_a_missing_driver_ends_the_provider_with_words(
+    fake_driver: FakeDriver, device_api: DeviceApiDouble
+) -> None:
+    fake_driver.fail_init(9)
+    rig = NvmlRig(fake_driver)
+    with pytest.raises(DriverUnavailable, match="not loaded"):
+        await Running(rig.library, device_api, ProviderPolicy()).provider.run()
+
+
+async def test_a_storm_of_events_ends_in_the_last_truth(rig: Rig, device_api: DeviceApiDouble) -> None:
+    device_api.start()
+    async with running(rig.library, device_api):
+        await until(lambda: len(device_api.gpus) == 2)
+        for number in range(150, 350):
+            rig.xid(0, number)
+
+        def last_is_told() -> bool:
+            condition = device_api.condition(rig.uuids[0])
+            return condition is not None and "349" in condition.message
+
+        await until(last_is_told)
