@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.storekit import Spec
+from storekit import Spec
 
 from fleetplane.kernel.resources import AnyResource, Resource
 from fleetplane.kernel.watch import Event, EventType, coalesce, enclosing

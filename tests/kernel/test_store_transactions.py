@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.storekit import (
+from storekit import (
     KINDS,
     OTHER,
     SCOPE,
@@ -35,7 +35,6 @@ from fleetplane.kernel.store import (
     ABSENT,
     Delete,
     Draft,
-    Expect,
     Put,
     Release,
     Store,

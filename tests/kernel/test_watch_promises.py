@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.storekit import (
+from storekit import (
     OTHER,
     SCOPE,
     THING,
