@@ -35,6 +35,7 @@ from fleetplane.kernel.store import (
     ABSENT,
     Delete,
     Draft,
+    Expect,
     Put,
     Release,
     Store,
@@ -83,11 +84,10 @@ async def test_the_resources_of_a_transaction_share_one_revision(tmp_path: Path)
 async def test_preconditions_are_checked_against_the_latest_state(tmp_path: Path) -> None:
     async with opened(tmp_path / "store.db") as store:
 
-        async def expecting(expect: object) -> int:
+        async def expecting(expect: Expect) -> int:
+            spec = Spec(value=store.revision + 10)
             done = await store.transact(
-                lambda draft: draft.put(
-                    THING, SCOPE, "x", spec=Spec(value=store.revision + 10), expect=expect
-                ),  # type: ignore[arg-type]
+                lambda draft: draft.put(THING, SCOPE, "x", spec=spec, expect=expect),
                 actor="t",
                 action="put",
                 touches=[THING.key(SCOPE, "x")],
@@ -215,6 +215,21 @@ async def test_a_transaction_that_changes_nothing_takes_no_revision(tmp_path: Pa
         assert done.revision == 1
         assert store.statistics().commits == 1
         assert (await audit_of(store)).entries == 1
+
+
+async def test_a_put_can_ask_for_a_new_revision_though_nothing_differs(tmp_path: Path) -> None:
+    async with opened(tmp_path / "store.db") as store:
+        before = (await put(store, "x", 1)).value
+        watch = store.watch(THING)
+        done = await store.transact(
+            lambda draft: draft.put(THING, SCOPE, "x", spec=Spec(value=1), renew=True),
+            actor="t",
+            action="renew",
+            touches=[THING.key(SCOPE, "x")],
+        )
+        assert (done.revision, done.value.revision, done.value.generation) == (2, 2, before.generation)
+        assert store.get(THING, SCOPE, "x") == done.value
+        assert [event.revision for event in (await watch.next()).events] == [2]
 
 
 async def test_a_resource_made_again_is_another_one(tmp_path: Path) -> None:

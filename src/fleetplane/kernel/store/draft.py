@@ -116,6 +116,7 @@ class Draft:
         self._ground = ground
         self._clock = clock
         self._resources: dict[Key, AnyResource | None] = {}
+        self._renewed: set[Key] = set()
         self._claims: dict[Claim, str | None] = {}
         self._secrets: dict[str, bytes | None] = {}
 
@@ -176,7 +177,9 @@ class Draft:
             created_at_ns=current.created_at_ns if current is not None else self.now_ns,
             updated_at_ns=self.now_ns,
         )
-        if not renew and current is not None and _same_content(current, made):
+        if renew:
+            self._renewed.add(key)
+        elif current is not None and _same_content(current, made):
             return current
         self._resources[key] = made
         return made
@@ -261,7 +264,9 @@ class Draft:
         self, key: Key, before: AnyResource | None, after: AnyResource | None, touches: Collection[Key]
     ) -> Iterable[Change]:
         same = before is not None and after is not None and before.uid == after.uid
-        if before is after or (same and _same_content(before, after)):  # type: ignore[arg-type]
+        if before is after:
+            return
+        if same and key not in self._renewed and _same_content(before, after):  # type: ignore[arg-type]
             return
         if key not in touches:
             raise UndeclaredChange(f"{key} was changed by a transaction that does not name it in its touches")
