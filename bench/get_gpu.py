@@ -1,0 +1,33 @@
+"""GetGpu: 8 connections with 8 calls in flight each, against a plain grpc.aio server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench import population, unary
+from bench.figures import Effort, Row, against, alone
+from bench.servers import Server
+from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
+
+METHOD = "/nvidia.device.v1alpha1.GpuService/GetGpu"
+GPUS = 8
+MUST = 8.0
+
+
+def measure(effort: Effort) -> Sequence[Row]:
+    def rate(server: Server) -> float:
+        request = gpu_pb2.GetGpuRequest(name=population.name(3)).SerializeToString()
+        size = population.get(server, 3).ByteSize()
+        return unary.calls_per_second(server, METHOD, request, size, effort.seconds)
+
+    ours, reference = unary.in_turns(effort, GPUS, rate)
+    return [
+        against(
+            figure="GetGpu, 8 connections × 8 streams",
+            ours=ours, reference=reference, must=MUST, show=lambda rate: f"{rate:,.0f}/s",
+        )
+    ]  # fmt: skip
+
+
+if __name__ == "__main__":
+    alone(measure, __doc__)

@@ -1,0 +1,138 @@
+"""Starting the servers that are measured, each confined to one core.
+
+The load generator is this process and its children, on another core. Both servers of a figure
+run at the same time and are measured in turns, so that a busy minute hurts both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+START_SECONDS = 30.0
+STOP_SECONDS = 20.0
+POLL_SECONDS = 0.001
+
+
+def cores() -> tuple[int, int]:
+    """The server's core and the load generator's."""
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < 2:
+        raise SystemExit("the benchmarks need two cores: one for the server, one for the load")
+    return usable[0], usable[1]
+
+
+@contextlib.contextmanager
+def load_core() -> Iterator[int]:
+    """Keep this process, and the generators it starts, off the server's core; tells that core."""
+    before = os.sched_getaffinity(0)
+    server, load = cores()
+    os.sched_setaffinity(0, {load})
+    try:
+        yield server
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    name: str
+    pid: int
+    host: str
+    port: int
+    started_seconds: float
+    """From its start as a process until it said that it is ready."""
+
+    @property
+    def authority(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def resident_bytes(self) -> int:
+        return _status(self.pid, "VmRSS")
+
+    def peak_resident_bytes(self) -> int:
+        return _status(self.pid, "VmHWM")
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _status(pid: int, field: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"process {pid} has no {field}")
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A directory on the disk that is measured: durable writes mean nothing on a RAM disk."""
+    with tempfile.TemporaryDirectory(prefix="fleetplane-bench-", dir=ROOT / "bench") as made:
+        yield Path(made)
+
+
+@contextlib.contextmanager
+def fleetplane(data_dir: Path, core: int | None, settings: Sequence[str] = ()) -> Iterator[Server]:
+    """The product as a user starts it, on free ports, with `key=value` settings."""
+    ready = data_dir.with_name(data_dir.name + ".ready")
+    command = [
+        str(Path(sys.executable).with_name("fleetplane")), "server",
+        "--data-dir", str(data_dir), "--ready-file", str(ready), "--log-level", "warning",
+        "--set", "listeners.web.addresses=127.0.0.1:0",
+        "--set", "listeners.device-api.addresses=127.0.0.1:0",
+    ]  # fmt: skip
+    for setting in settings:
+        command += ["--set", setting]
+    with _running("fleetplane", command, ready, core) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def grpc_aio(directory: Path, core: int | None) -> Iterator[Server]:
+    """The reference: `reference_server.py`."""
+    ready = directory / "reference.ready"
+    command = [sys.executable, "-m", "bench.reference_server", str(ready)]
+    with _running("grpc.aio", command, ready, core) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _running(name: str, command: Sequence[str], ready: Path, core: int | None) -> Iterator[Server]:
+    confined = ["taskset", "--cpu-list", str(core), *command] if core is not None else list(command)
+    begun = time.perf_counter()
+    process = subprocess.Popen(confined, cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        addresses = _await_ready(process, ready, name)
+        seconds = time.perf_counter() - begun
+        host, _, port = addresses[0].removeprefix("http://").rpartition(":")
+        yield Server(name=name, pid=process.pid, host=host, port=int(port), started_seconds=seconds)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _await_ready(process: subprocess.Popen[bytes], ready: Path, name: str) -> list[str]:
+    deadline = time.monotonic() + START_SECONDS
+    while not ready.exists():
+        if process.poll() is not None:
+            raise RuntimeError(f"{name} ended with {process.returncode} instead of becoming ready")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{name} was not ready within {START_SECONDS} s")
+        time.sleep(POLL_SECONDS)
+    found: list[str] = json.loads(ready.read_text())["listeners"]["device-api"]
+    return found

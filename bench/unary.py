@@ -1,0 +1,84 @@
+"""Unary calls per second, by h2load."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import struct
+import subprocess
+import tempfile
+from collections.abc import Callable
+
+from bench import population, servers
+from bench.figures import Effort
+from bench.servers import Server
+
+CONNECTIONS = 8
+STREAMS = 8
+PREFIX_BYTES = 5
+WARM_UP_SECONDS = 0.3
+WINDOW_BITS = 30
+"""Flow control wide open: it is not what is measured."""
+
+_RATE = re.compile(r"finished in [^,]+, ([0-9.]+) req/s")
+_COUNTS = re.compile(r"requests: \d+ total, \d+ started, (\d+) done, (\d+) succeeded, (\d+) failed")
+_DATA = re.compile(r"traffic: .*, \S+ \((\d+)\) data")
+
+
+def calls_per_second(server: Server, method: str, request: bytes, answer_bytes: int, seconds: float) -> float:
+    """The rate once warm; raises if an answer was missing or not of the size that a good one has."""
+    _h2load(server, method, request, answer_bytes, min(seconds, WARM_UP_SECONDS))
+    return _h2load(server, method, request, answer_bytes, seconds)
+
+
+def _h2load(server: Server, method: str, request: bytes, answer_bytes: int, seconds: float) -> float:
+    with tempfile.NamedTemporaryFile() as body:
+        body.write(struct.pack(">BI", 0, len(request)) + request)
+        body.flush()
+        done = subprocess.run(
+            [
+                "h2load", "--clients", str(CONNECTIONS), "--max-concurrent-streams", str(STREAMS), "--threads", "1",
+                "--duration", f"{round(seconds * 1000)}ms",
+                "--window-bits", str(WINDOW_BITS), "--connection-window-bits", str(WINDOW_BITS),
+                "--header", "content-type: application/grpc", "--header", "te: trailers",
+                "--data", body.name, f"http://{server.authority}{method}",
+            ],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"h2load failed: {done.stdout}{done.stderr}")
+    return _rate(done.stdout, answer_bytes)
+
+
+def _rate(report: str, answer_bytes: int) -> float:
+    rate, counts, data = _RATE.search(report), _COUNTS.search(report), _DATA.search(report)
+    if rate is None or counts is None or data is None:
+        raise RuntimeError(f"h2load says something unexpected:\n{report}")
+    finished, succeeded, failed = (int(count) for count in counts.groups())
+    # A gRPC error is a success to HTTP but has no body. What is under way when the time is up
+    # is counted in bytes and not in answers, hence not exactly equal.
+    expected = finished * (answer_bytes + PREFIX_BYTES)
+    under_way = CONNECTIONS * STREAMS * (answer_bytes + PREFIX_BYTES)
+    if failed or succeeded != finished or not expected <= int(data[1]) <= expected + under_way:
+        raise RuntimeError(f"not every call succeeded; {answer_bytes} bytes were expected:\n{report}")
+    return float(rate[1])
+
+
+def in_turns(
+    effort: Effort, gpus: int, measure: Callable[[Server], float]
+) -> tuple[float, float]:
+    """Medians of what `measure` says of Fleetplane and of the reference, both holding these GPUs."""
+    ours: list[float] = []
+    reference: list[float] = []
+    with (
+        servers.load_core() as core,
+        servers.scratch() as directory,
+        servers.fleetplane(directory / "data", core) as fleetplane,
+        servers.grpc_aio(directory, core) as grpc_aio,
+    ):
+        for server in (fleetplane, grpc_aio):
+            population.register(server, gpus)
+        for _ in range(effort.rounds):
+            ours.append(measure(fleetplane))
+            reference.append(measure(grpc_aio))
+    return statistics.median(ours), statistics.median(reference)
