@@ -16,6 +16,7 @@ PACKAGE = Path(fleetplane.__file__).parent
 LAYERS = (
     "cli",
     "server", "agent",
+    "endpoints",
     "settings", "logs",
     "domains",
     "web",
@@ -60,9 +61,15 @@ def test_every_module_stands_on_a_known_floor() -> None:
     assert {room(name) for name, _ in modules()} - {""} <= set(LAYERS)
 
 
-@pytest.mark.parametrize(("name", "path"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("name", "path"), list(modules()), ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_imports_go_downward_only(name: str, path: Path) -> None:
-    upward = [target for target in imports(path) if target.startswith("fleetplane.") and not allowed(room(name), room(target))]
+    upward = [
+        target
+        for target in imports(path)
+        if target.startswith("fleetplane.") and not allowed(room(name), room(target))
+    ]
     assert upward == []
 
 
@@ -82,7 +89,9 @@ def test_domains_never_import_each_other() -> None:
 
 
 def test_only_the_module_that_opens_listeners_names_the_http_server() -> None:
-    naming = {name for name, path in modules() if any(target.startswith("h2corn") for target in imports(path))}
+    naming = {
+        name for name, path in modules() if any(target.startswith("h2corn") for target in imports(path))
+    }
     assert naming == {"fleetplane.rpc.listeners"}
 
 

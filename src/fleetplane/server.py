@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import json
 import os
 import signal
@@ -15,14 +14,12 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-from fleetplane import __version__
+from fleetplane import __version__, endpoints
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
 from fleetplane.domains.gpus.domain import BLUEPRINT as GPUS
 from fleetplane.domains.gpus.domain import GpuDomain
-
 from fleetplane.kernel.access import AccessTable, Grant, Principal, Role
 from fleetplane.kernel.clock import Clock, SystemClock
-from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store, StoreSettings
@@ -33,13 +30,11 @@ from fleetplane.rpc import (
     Connection,
     GrpcApp,
     Listener,
-    ListenerSpec,
     MethodTable,
-    TlsFiles,
     open_listener,
 )
 from fleetplane.rpc.introspection import HealthBoard, add_reflection, introspection_methods
-from fleetplane.settings import DEFAULT_PLACE, DEFAULT_SOCKET, Settings
+from fleetplane.settings import Settings
 from fleetplane.web.ops import OpsApp, Readiness
 
 log = structlog.get_logger(__name__)
@@ -68,9 +63,13 @@ async def serve(settings: Settings, *, announce: Callable[[dict[str, list[str]]]
         health = HealthBoard()
         apps = _compose(blueprints, domains, calls, clock, health)
         _collect(registry, domains, calls, store)
-        specs = [_web(settings, ops, authority), *_grpc_listeners(settings, data_dir, apps)]
+        specs = [endpoints.web(settings, ops, authority)]
+        if "device-api" in apps:
+            specs.append(endpoints.device_api(settings, apps["device-api"]))
         listeners = [
-            await stack.enter_async_context(open_listener(spec, grace_seconds=settings.shutdown.grace_seconds))
+            await stack.enter_async_context(
+                open_listener(spec, grace_seconds=settings.shutdown.grace_seconds)
+            )
             for spec in specs
         ]
         async with asyncio.TaskGroup() as controllers:
@@ -119,10 +118,12 @@ def _build(settings: Settings, kernel: Kernel) -> list[Domain]:
     if "gpus" in settings.domains:
         domains.append(
             GpuDomain(
-                kernel, settings.gpus.policy(),
+                kernel,
+                settings.gpus.policy(),
                 dialect=settings.listeners.device_api.dialect,
-                version=__version__, node=settings.gpus.node or socket.gethostname(),
-            )  # fmt: skip
+                version=__version__,
+                node=settings.gpus.node or socket.gethostname(),
+            )
         )
     return domains
 
@@ -198,68 +199,6 @@ def _collect(
             registry.register(collector)
 
 
-def _web(settings: Settings, ops: OpsApp, authority: Authority) -> ListenerSpec:
-    addresses = settings.listeners.web.addresses
-    remote = [address for address in addresses if not is_local(address)]
-    tls = _ephemeral_tls(authority, remote) if remote else None
-    return ListenerSpec(name="web", addresses=addresses, app=ops, tls=tls, http1=True)
-
-
-def _grpc_listeners(settings: Settings, data_dir: Path, apps: dict[str, GrpcApp]) -> list[ListenerSpec]:
-    specs = []
-    if (app := apps.get("device-api")) is not None:
-        device = settings.listeners.device_api
-        remote = [address for address in device.addresses if not is_local(address)]
-        if remote and not device.allow_remote_plaintext:
-            raise SettingsError(
-                f"listeners.device-api.addresses: {remote[0]} can be reached from other machines, in plain text",
-                hint="bind to loopback or a Unix socket, or set listeners.device-api.allow_remote_plaintext = true",
-            )
-        specs.append(
-            ListenerSpec(
-                name="device-api",
-                addresses=tuple(_default_place(address, data_dir) for address in device.addresses),
-                app=app,
-                unix_mode=int(device.socket_mode, 8),
-            )
-        )
-    return specs
-
-
-def _default_place(address: str, data_dir: Path) -> str:
-    if address != DEFAULT_PLACE:
-        return address
-    path = DEFAULT_SOCKET if os.geteuid() == 0 else (data_dir / "device.sock").resolve()
-    return f"unix://{path}"
-
-
-def is_local(address: str) -> bool:
-    """Whether only this machine can reach the address."""
-    if address.startswith("unix:"):
-        return True
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _ephemeral_tls(authority: Authority, addresses: Iterable[str]) -> TlsFiles:
-    """A certificate for this run. Its key lives in memory only: nothing to leak at rest."""
-    hosts = {address.rpartition(":")[0].strip("[]") for address in addresses}
-    issued = authority.issue_server(sorted({*hosts, "localhost", "127.0.0.1", socket.gethostname()} - {"", "0.0.0.0", "::"}))  # noqa: S104
-    assert issued.key_pem is not None
-    return TlsFiles(certificate=_in_memory(issued.certificate_pem), key=_in_memory(issued.key_pem))
-
-
-def _in_memory(content: bytes) -> Path:
-    descriptor = os.memfd_create("fleetplane", os.MFD_CLOEXEC)
-    os.write(descriptor, content)
-    return Path(f"/proc/self/fd/{descriptor}")
-
-
 @contextlib.contextmanager
 def _ready_file(settings: Settings, addresses: dict[str, list[str]]) -> Iterator[None]:
     if not settings.ready_file:
@@ -267,7 +206,9 @@ def _ready_file(settings: Settings, addresses: dict[str, list[str]]) -> Iterator
         return
     path = Path(settings.ready_file)
     staging = path.with_name(f"{path.name}.{os.getpid()}")
-    staging.write_text(json.dumps({"version": __version__, "pid": os.getpid(), "listeners": addresses}) + "\n")
+    staging.write_text(
+        json.dumps({"version": __version__, "pid": os.getpid(), "listeners": addresses}) + "\n"
+    )
     staging.replace(path)
     try:
         yield
@@ -285,5 +226,3 @@ async def _drain(
     async with asyncio.TaskGroup() as draining:
         for app in apps.values():
             draining.create_task(app.drain(grace_seconds))
-
-

@@ -45,7 +45,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A table of the configuration file."""
 
 
-class LogSettings(Section):
+class LogSettings(Section, frozen=True):
     level: str = "info"
     format: str = "text"
 
@@ -54,7 +54,7 @@ class LogSettings(Section):
         _one_of("log.format", self.format, ("text", "json"))
 
 
-class ShutdownSettings(Section):
+class ShutdownSettings(Section, frozen=True):
     grace_seconds: float = 10.0
     """How long running calls may take to finish after SIGTERM."""
 
@@ -62,7 +62,7 @@ class ShutdownSettings(Section):
         _at_least("shutdown.grace_seconds", self.grace_seconds, 0)
 
 
-class StoreSection(Section):
+class StoreSection(Section, frozen=True):
     ring_events: int = 4096
     """Recent events kept in memory for watchers."""
     history_revisions: int = 100_000
@@ -73,23 +73,23 @@ class StoreSection(Section):
         _at_least("store.history_revisions", self.history_revisions, 1)
 
 
-class IdentitySettings(Section):
+class IdentitySettings(Section, frozen=True):
     master_key: str = ""
     """Base64 of 32 bytes. Empty: a 0600 file in the data directory, made at first start."""
     master_key_file: str = ""
     """Where that file is, when not in the data directory."""
 
 
-class ListenerSettings(Section):
+class ListenerSettings(Section, frozen=True):
     addresses: tuple[str, ...] = ()
     """`host:port` (port 0 picks a free one) or `unix:///path`."""
 
 
-class WebListenerSettings(ListenerSettings):
+class WebListenerSettings(ListenerSettings, frozen=True):
     addresses: tuple[str, ...] = ("127.0.0.1:8080",)
 
 
-class DeviceApiSettings(ListenerSettings):
+class DeviceApiSettings(ListenerSettings, frozen=True):
     addresses: tuple[str, ...] = (DEFAULT_PLACE, "127.0.0.1:50051")
     socket_mode: str = "0660"
     dialect: Dialect = Dialect.SUPERSET
@@ -104,15 +104,17 @@ class DeviceApiSettings(ListenerSettings):
         except ValueError:
             valid = False
         if not valid:
-            raise SettingsError(f"listeners.device-api.socket_mode: {self.socket_mode!r} is no octal file mode")
+            raise SettingsError(
+                f"listeners.device-api.socket_mode: {self.socket_mode!r} is no octal file mode"
+            )
 
 
-class ListenersSettings(Section):
+class ListenersSettings(Section, frozen=True):
     web: WebListenerSettings = WebListenerSettings()
     device_api: DeviceApiSettings = msgspec.field(name="device-api", default=DeviceApiSettings())
 
 
-class GpuSettings(Section):
+class GpuSettings(Section, frozen=True):
     lease_seconds: float = 30.0
     transition_times: TransitionTimes = TransitionTimes.STRICT
     max_gpus: int = 4096
@@ -136,7 +138,7 @@ class GpuSettings(Section):
         )
 
 
-class Settings(Section):
+class Settings(Section, frozen=True):
     data_dir: str = "./fleetplane-data"
     only: tuple[str, ...] = ()
     """Domains to run; all when empty."""
@@ -161,13 +163,18 @@ class Settings(Section):
 
 
 def load(
-    *, config: Path | None, environment: Mapping[str, str] | None = None, flags: Mapping[str, Any] | None = None
+    *,
+    config: Path | None,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
 ) -> Settings:
     """The settings of this process. `flags` maps dotted keys to values; None values are absent."""
     merged: dict[str, Any] = {}
     if config is not None:
         _overlay(merged, _from_file(config), source=str(config))
-    _overlay(merged, _from_environment(os.environ if environment is None else environment), source="environment")
+    _overlay(
+        merged, _from_environment(os.environ if environment is None else environment), source="environment"
+    )
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     _overlay(merged, _from_flags(given), source="flags")
     try:
@@ -234,7 +241,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     kinds = dict(known_keys())
     return {
-        key: _parse(value, kinds.get(key, str)) if isinstance(value, str) else value for key, value in flags.items()
+        key: _parse(value, kinds.get(key, str)) if isinstance(value, str) else value
+        for key, value in flags.items()
     }
 
 

@@ -61,15 +61,15 @@ class AccessTable:
         """Refuse to go on when some needed permission is granted to nobody."""
         orphans = sorted(set(needed) - self._by_permission.keys())
         if orphans:
-            raise SettingsError(f"no role grants {', '.join(orphans)}", hint="add it to a role in the access table")
+            raise SettingsError(
+                f"no role grants {', '.join(orphans)}", hint="add it to a role in the access table"
+            )
 
     def allows(self, principal: Principal, permission: Permission, scope: str = EVERYWHERE) -> bool:
         if not covers(principal.scope, scope):
             return False
         roles = self._by_permission.get(permission, {})
-        return any(
-            covers(granted, scope) for role in principal.roles for granted in roles.get(role, ())
-        )
+        return any(covers(granted, scope) for role in principal.roles for granted in roles.get(role, ()))
 
     def check(self, principal: Principal, permission: Permission, scope: str = EVERYWHERE) -> None:
         if not self.allows(principal, permission, scope):

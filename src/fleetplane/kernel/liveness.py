@@ -89,7 +89,11 @@ class LivenessTracker:
             (Liveness.STALE, self._policy.dead_after_seconds),
         )
         return min(
-            (next(iter(self._heard[state].values())) + limit for state, limit in limits if self._heard[state]),
+            (
+                next(iter(self._heard[state].values())) + limit
+                for state, limit in limits
+                if self._heard[state]
+            ),
             default=math.inf,
         )
 

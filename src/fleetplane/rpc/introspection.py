@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -39,7 +40,7 @@ class HealthBoard:
 
     def add_to(self, app: GrpcApp) -> None:
         self._names.update(app.services())
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, app)
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, cast(grpc.aio.Server, app))
 
     async def serving(self) -> None:
         for name in sorted(self._names):
@@ -53,7 +54,7 @@ def add_reflection(app: GrpcApp) -> None:
     """Both generations of reflection; their messages are the same on the wire."""
     names = [*app.services(), reflection.SERVICE_NAME]
     servicer = reflection.aio.ReflectionServicer(service_names=names)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, app)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, cast(grpc.aio.Server, app))
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,

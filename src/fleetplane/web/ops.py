@@ -56,7 +56,12 @@ class OpsApp:
         if scope["path"] not in ("/", "/livez", *INDEX):
             return _problem(404, "NOT_FOUND", f"there is nothing at {scope['path']}")
         if scope["method"] not in ("GET", "HEAD"):
-            return _problem(405, "METHOD_NOT_ALLOWED", f"{scope['method']} is not allowed here", [(b"allow", b"GET, HEAD")])
+            return _problem(
+                405,
+                "METHOD_NOT_ALLOWED",
+                f"{scope['method']} is not allowed here",
+                [(b"allow", b"GET, HEAD")],
+            )
         match scope["path"]:
             case "/healthz" | "/livez":
                 return 200, TEXT, b"ok\n", []

@@ -13,7 +13,9 @@ from fleetplane.kernel.resources import Condition
 POLICY = GpuPolicy()
 
 
-def ready(status: str = "True", *, at: int | None = None, writer: str = "nvml", kind: str = "Ready") -> Condition:
+def ready(
+    status: str = "True", *, at: int | None = None, writer: str = "nvml", kind: str = "Ready"
+) -> Condition:
     return Condition(type=kind, status=status, changed_at_ns=at, writer=writer)
 
 

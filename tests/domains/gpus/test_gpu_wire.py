@@ -16,18 +16,35 @@ from fleetplane.kernel.resources import Condition, Resource
 
 
 def gpu(
-    name: str = "gpu-a", *, uuid: str | None = None, status: GpuStatus | None = None,
-    conditions: tuple[Condition, ...] = (), revision: int = 1,
-) -> Gpu:  # fmt: skip
+    name: str = "gpu-a",
+    *,
+    uuid: str | None = None,
+    status: GpuStatus | None = None,
+    conditions: tuple[Condition, ...] = (),
+    revision: int = 1,
+) -> Gpu:
     return Resource(
-        kind="gpu", scope="tenant/default", name=name, uid="u", labels={}, spec=GpuSpec(uuid=uuid), status=status,
-        conditions=conditions, revision=revision, created_revision=1, generation=1, created_at_ns=0, updated_at_ns=0,
-    )  # fmt: skip
+        kind="gpu",
+        scope="tenant/default",
+        name=name,
+        uid="u",
+        labels={},
+        spec=GpuSpec(uuid=uuid),
+        status=status,
+        conditions=conditions,
+        revision=revision,
+        created_revision=1,
+        generation=1,
+        created_at_ns=0,
+        updated_at_ns=0,
+    )
 
 
 def test_the_meta_dialect_sends_the_bytes_of_the_original_server() -> None:
     # Captured from the original server, for a GPU without spec and status.
-    assert wire.encode_get(wire.encode_gpu(gpu(), Dialect.META)) == bytes.fromhex("0a0b0a070a056770752d612001")
+    assert wire.encode_get(wire.encode_gpu(gpu(), Dialect.META)) == bytes.fromhex(
+        "0a0b0a070a056770752d612001"
+    )
 
 
 def test_an_empty_list_in_the_meta_dialect_still_carries_the_list() -> None:
@@ -42,7 +59,11 @@ def test_the_superset_shows_the_name_in_both_places_and_the_version_in_three() -
         "gpuList": {
             "metadata": {"resourceVersion": "43"},
             "items": [
-                {"metadata": {"name": "gpu-a", "resourceVersion": "42"}, "resourceVersion": "42", "name": "gpu-a"}
+                {
+                    "metadata": {"name": "gpu-a", "resourceVersion": "42"},
+                    "resourceVersion": "42",
+                    "name": "gpu-a",
+                }
             ],
         }
     }
@@ -104,7 +125,9 @@ messages = st.builds(
 
 
 @given(texts.filter(bool), messages, st.integers(1, 2**62))
-def test_what_a_provider_reports_is_what_a_consumer_reads(name: str, status: gpu_pb2.GpuStatus, revision: int) -> None:
+def test_what_a_provider_reports_is_what_a_consumer_reads(
+    name: str, status: gpu_pb2.GpuStatus, revision: int
+) -> None:
     for entry in status.conditions[:2]:
         entry.last_transition_time.FromNanoseconds(revision // 2)
     report = wire.report(status, writer="nvml")
@@ -145,7 +168,11 @@ def test_stitched_answers_equal_those_that_protobuf_builds(names: list[bytes], v
         (lambda: wire.gpu_name("a\0"), "name", "NUL"),
         (lambda: wire.gpu_name("é" * 300), "name", "longer than 512 bytes"),
         (lambda: wire.required_provider_id(""), "provider_id", "provider_id is required"),
-        (lambda: wire.resource_version("x7"), "opts.resource_version", 'invalid resource_version "x7": must be numeric'),
+        (
+            lambda: wire.resource_version("x7"),
+            "opts.resource_version",
+            'invalid resource_version "x7": must be numeric',
+        ),
         (lambda: wire.resource_version("-1"), "opts.resource_version", "must be numeric"),
         (lambda: wire.resource_version("9" * 40), "opts.resource_version", "must be numeric"),
         (lambda: wire.resource_version("٣"), "opts.resource_version", "must be numeric"),
@@ -163,7 +190,8 @@ def test_stitched_answers_equal_those_that_protobuf_builds(names: list[bytes], v
         ),
         (
             lambda: wire.report(
-                gpu_pb2.GpuStatus(conditions=[gpu_pb2.Condition(), gpu_pb2.Condition(reason="r" * 2000)]), writer=""
+                gpu_pb2.GpuStatus(conditions=[gpu_pb2.Condition(), gpu_pb2.Condition(reason="r" * 2000)]),
+                writer="",
             ),
             "status.conditions[1].reason",
             "longer than 1024 bytes",

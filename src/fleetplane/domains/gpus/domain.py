@@ -35,7 +35,10 @@ BLUEPRINT = Blueprint(
     kinds=(GPU,),
     methods=tuple(
         MethodRow(
-            path=f"/{package}.{method}", listener=LISTENER, authentication=Authentication.LOCAL, permission=needed
+            path=f"/{package}.{method}",
+            listener=LISTENER,
+            authentication=Authentication.LOCAL,
+            permission=needed,
         )
         for package, method, needed in (
             ("nvidia.device.v1alpha1", "GpuService/GetGpu", READ),

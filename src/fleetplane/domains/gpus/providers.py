@@ -65,7 +65,9 @@ class Providers:
 
     async def heartbeat(self, provider: str, gpu_names: frozenset[str], *, actor: str) -> None:
         if self._policy.lease_seconds == 0:
-            raise Unimplemented("heartbeat is turned off on this server", hint="set gpus.lease_seconds above 0")
+            raise Unimplemented(
+                "heartbeat is turned off on this server", hint="set gpus.lease_seconds above 0"
+            )
         lease = self._leases.get(provider)
         if lease is None:
             lease = self._grant(provider)

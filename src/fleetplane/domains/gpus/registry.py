@@ -127,7 +127,9 @@ class Gpus:
             self._restore(draft, provider, (*returning, name))
             gpu = draft.get(GPU, SCOPE, name)
             assert gpu is not None
-            return _put(draft, gpu, new_state(_state(gpu), draft.now_ns), provider=provider).revision
+            # Every report is news to a watcher, also one that repeats the last.
+            after = new_state(_state(gpu), draft.now_ns)
+            return _put(draft, gpu, after, provider=provider, renew=True).revision
 
         done = await self._store.transact(
             change, actor=actor, action=f"gpus.{operation}", touches=_keys(name, *returning)
@@ -171,7 +173,10 @@ class Gpus:
             change, actor=SERVER, action="gpus.provider_silent", touches=_keys(*affected)
         )
         self._silent.update(
-            condition.writer for gpu in self.all() if gpu.status is not None for condition in gpu.status.silenced
+            condition.writer
+            for gpu in self.all()
+            if gpu.status is not None
+            for condition in gpu.status.silenced
         )
         self.writes["silence"] += done.value > 0
         return done.value
@@ -206,8 +211,14 @@ def _state(gpu: Gpu) -> State:
     return State(conditions=gpu.conditions, status=gpu.status)
 
 
-def _put(draft: Draft, gpu: Gpu, state: State, *, provider: str = "") -> Gpu:
-    labels = {**gpu.labels, PROVIDER_LABEL: provider} if provider else gpu.labels
+def _put(draft: Draft, gpu: Gpu, state: State, *, provider: str = "", renew: bool = False) -> Gpu:
     return draft.put(
-        GPU, SCOPE, gpu.name, spec=gpu.spec, status=state.status, conditions=state.conditions, labels=labels
+        GPU,
+        SCOPE,
+        gpu.name,
+        spec=gpu.spec,
+        status=state.status,
+        conditions=state.conditions,
+        labels={**gpu.labels, PROVIDER_LABEL: provider} if provider else gpu.labels,
+        renew=renew,
     )

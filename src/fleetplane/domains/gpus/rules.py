@@ -66,7 +66,12 @@ def stamp(
     if condition.changed_at_ns is not None:
         return condition
     unchanged = before is not None and before.status == condition.status
-    if unchanged and times is TransitionTimes.STRICT and before is not None and before.changed_at_ns is not None:
+    if (
+        unchanged
+        and times is TransitionTimes.STRICT
+        and before is not None
+        and before.changed_at_ns is not None
+    ):
         return msgspec.structs.replace(condition, changed_at_ns=before.changed_at_ns)
     return msgspec.structs.replace(condition, changed_at_ns=now_ns)
 
@@ -76,7 +81,7 @@ def set_condition(state: State, condition: Condition, *, now_ns: int, policy: Gp
     types = [present.type for present in state.conditions]
     if condition.type not in types and len(set(types)) >= policy.max_condition_types:
         raise ResourceExhausted(
-            f"the GPU has {policy.max_condition_types} condition types already; {condition.type!r} would be one more",
+            f"the GPU has {policy.max_condition_types} condition types already, without {condition.type!r}",
             field="condition.type",
             hint="report under an existing type, or raise gpus.max_condition_types",
         )
@@ -96,9 +101,7 @@ def set_status(report: Report | None) -> State:
     """The whole status replaced, verbatim: times are not filled in, None clears it."""
     if report is None:
         return State()
-    return State(
-        conditions=report.conditions, status=GpuStatus(recommended_action=report.recommended_action)
-    )
+    return State(conditions=report.conditions, status=GpuStatus(recommended_action=report.recommended_action))
 
 
 def is_silenced(condition: Condition) -> bool:
@@ -115,7 +118,11 @@ def silence(state: State, *, provider: str | None, message: str, now_ns: int) ->
             continue
         aside.append(condition)
         unknown = Condition(
-            type=condition.type, status="Unknown", reason=PROVIDER_SILENT, message=message, writer=condition.writer
+            type=condition.type,
+            status="Unknown",
+            reason=PROVIDER_SILENT,
+            message=message,
+            writer=condition.writer,
         )
         conditions.append(stamp(unknown, condition, now_ns=now_ns, times=TransitionTimes.STRICT))
     return state.with_conditions(conditions, aside) if len(aside) > len(state.silenced) else state

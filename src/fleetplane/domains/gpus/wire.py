@@ -152,7 +152,9 @@ def report(message: gpu_pb2.GpuStatus, *, writer: str, field: str = "status") ->
             condition(entry, writer=writer, field=f"{field}.conditions[{index}]")
             for index, entry in enumerate(message.conditions)
         ),
-        recommended_action=_bounded(message.recommended_action, f"{field}.recommended_action", MAX_ACTION_BYTES),
+        recommended_action=_bounded(
+            message.recommended_action, f"{field}.recommended_action", MAX_ACTION_BYTES
+        ),
     )
 
 
@@ -176,9 +178,7 @@ def encode_gpu(gpu: Gpu, dialect: Dialect) -> bytes:
                 name=gpu.name,
             )
         case Dialect.META:
-            message = gpu_pb2.Gpu(
-                metadata=gpu_pb2.ObjectMeta(name=gpu.name), resource_version=gpu.revision
-            )
+            message = gpu_pb2.Gpu(metadata=gpu_pb2.ObjectMeta(name=gpu.name), resource_version=gpu.revision)
         case Dialect.NAME:
             message = named_pb2.NamedGpu(name=gpu.name, resource_version=gpu.revision)
         case Dialect.FIRST:

@@ -26,7 +26,7 @@ AUTHORITY_LIFE = timedelta(days=3650)
 SERVER_LIFE = timedelta(days=397)  # the longest that browsers accept
 BACKDATE = timedelta(minutes=5)  # a client's clock may lag by this much
 ACTOR = "system/identity"
-_SECRET = "authority"
+_SECRET = "authority"  # noqa: S105  # the name it is kept under
 URI_ROLE = "fleetplane://role/"
 URI_TENANT = "fleetplane://tenant/"
 
@@ -49,7 +49,8 @@ class Authority:
         self._clock = clock
 
     def __repr__(self) -> str:
-        return f"<Authority {self._certificate.subject.rfc4514_string()} until {self._certificate.not_valid_after_utc:%F}>"
+        subject = self._certificate.subject.rfc4514_string()
+        return f"<Authority {subject} until {self._certificate.not_valid_after_utc:%F}>"
 
     @classmethod
     async def load_or_create(cls, store: Store, master: MasterKey, clock: Clock) -> Authority:
@@ -76,19 +77,30 @@ class Authority:
         alternatives = [_host(name) for name in names]
         builder = self._builder("fleetplane server", key.public_key(), SERVER_LIFE)
         builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-        builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        builder = builder.add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
         return self._sign(builder, _key_pem(key))
 
     def issue_client(
         self, public_key: PublicKey, *, name: str, role: str, tenant: str, life: timedelta
     ) -> Issued:
         """A client's certificate for a key that never left it."""
-        if isinstance(public_key, ec.EllipticCurvePublicKey) and not isinstance(public_key.curve, ec.SECP256R1):
-            raise InvalidArgument(f"keys on {public_key.curve.name} are not accepted", hint="use P-256 or Ed25519")
-        uris = [x509.UniformResourceIdentifier(URI_ROLE + role), x509.UniformResourceIdentifier(URI_TENANT + tenant)]
+        if isinstance(public_key, ec.EllipticCurvePublicKey) and not isinstance(
+            public_key.curve, ec.SECP256R1
+        ):
+            raise InvalidArgument(
+                f"keys on {public_key.curve.name} are not accepted", hint="use P-256 or Ed25519"
+            )
+        uris = [
+            x509.UniformResourceIdentifier(URI_ROLE + role),
+            x509.UniformResourceIdentifier(URI_TENANT + tenant),
+        ]
         builder = self._builder(name, public_key, life)
         builder = builder.add_extension(x509.SubjectAlternativeName(uris), critical=False)
-        builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        builder = builder.add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
+        )
         return self._sign(builder, None)
 
     def _builder(self, common_name: str, public_key: PublicKey, life: timedelta) -> x509.CertificateBuilder:

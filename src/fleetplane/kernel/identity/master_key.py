@@ -53,7 +53,8 @@ class MasterKey:
             return cls._create(path, clock)
         if mode & 0o077:
             raise SettingsError(
-                f"{path} can be read by others (mode {mode:04o})", hint=f"chmod 600 {path}, and consider it known"
+                f"{path} can be read by others (mode {mode:04o})",
+                hint=f"chmod 600 {path}, and consider it known",
             )
         return cls.from_text(path.read_text(encoding="ascii").strip(), clock)
 

@@ -50,9 +50,7 @@ class Tokens:
             record = msgspec.msgpack.decode(self._master.open(sealed, purpose=name), type=TokenRecord)
             self._by_digest[record.digest] = record
 
-    async def create(
-        self, name: str, *, roles: frozenset[Role], scope: str = EVERYWHERE, actor: str
-    ) -> str:
+    async def create(self, name: str, *, roles: frozenset[Role], scope: str = EVERYWHERE, actor: str) -> str:
         """A new token. This is the only time it can be read."""
         if not name or len(name) > NAME_LIMIT:
             raise InvalidArgument(f"name must have 1 to {NAME_LIMIT} characters", field="name")
@@ -60,7 +58,11 @@ class Tokens:
             raise AlreadyExists(f"there is a token named {name!r} already", field="name")
         token = PREFIX + base64.urlsafe_b64encode(self._clock.token_bytes(TOKEN_BYTES)).rstrip(b"=").decode()
         record = TokenRecord(
-            name=name, digest=_digest(token), roles=tuple(sorted(roles)), scope=scope, created_at_ns=self._clock.now_ns()
+            name=name,
+            digest=_digest(token),
+            roles=tuple(sorted(roles)),
+            scope=scope,
+            created_at_ns=self._clock.now_ns(),
         )
         secret = _SECRETS + name
         await self._store.put_secret(
@@ -83,7 +85,9 @@ class Tokens:
         if record is None:
             raise Unauthenticated("the token is not known or was revoked")
         return Principal(
-            name=f"token/{record.name}", roles=frozenset(Role(role) for role in record.roles), scope=record.scope
+            name=f"token/{record.name}",
+            roles=frozenset(Role(role) for role in record.roles),
+            scope=record.scope,
         )
 
     def __len__(self) -> int:

@@ -11,7 +11,9 @@ from prometheus_client.registry import Collector
 from fleetplane.kernel.store.settings import StoreStatistics
 from fleetplane.kernel.store.store import Store
 
-COUNTERS = frozenset({"queue_refusals", "commits", "transactions", "failed_commits", "coalesced_events", "refills"})
+COUNTERS = frozenset(
+    {"queue_refusals", "commits", "transactions", "failed_commits", "coalesced_events", "refills"}
+)
 """The numbers that only grow; all others are gauges."""
 
 

@@ -1,0 +1,85 @@
+"""From settings to listeners: which addresses, with which transport, for which application.
+
+Plain text stays on the machine. What other machines can reach is TLS, or is refused unless
+the operator says in so many words that it should not be.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+from fleetplane.kernel.errors import SettingsError
+from fleetplane.kernel.identity import Authority
+from fleetplane.rpc import GrpcApp, ListenerSpec, TlsFiles
+from fleetplane.settings import DEFAULT_PLACE, DEFAULT_SOCKET, Settings
+from fleetplane.web.ops import OpsApp
+
+UNSPECIFIED = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # recognised, not bound
+"""Hosts that stand for every address and so for no name."""
+
+
+def web(settings: Settings, app: OpsApp, authority: Authority) -> ListenerSpec:
+    """HTTP on loopback; TLS as soon as one of its addresses lies elsewhere."""
+    addresses = settings.listeners.web.addresses
+    remote = [address for address in addresses if not is_local(address)]
+    tls = ephemeral_tls(authority, remote) if remote else None
+    return ListenerSpec(name="web", addresses=addresses, app=app, tls=tls, http1=True)
+
+
+def device_api(settings: Settings, app: GrpcApp) -> ListenerSpec:
+    """Plain text for this node only: reaching the socket is the credential."""
+    device = settings.listeners.device_api
+    remote = [address for address in device.addresses if not is_local(address)]
+    if remote and not device.allow_remote_plaintext:
+        raise SettingsError(
+            f"listeners.device-api.addresses: other machines could reach {remote[0]}, in plain text",
+            hint="use loopback or a Unix socket, or set listeners.device-api.allow_remote_plaintext = true",
+        )
+    return ListenerSpec(
+        name="device-api",
+        addresses=tuple(_default_place(address, Path(settings.data_dir)) for address in device.addresses),
+        app=app,
+        unix_mode=int(device.socket_mode, 8),
+    )
+
+
+def _default_place(address: str, data_dir: Path) -> str:
+    if address != DEFAULT_PLACE:
+        return address
+    path = DEFAULT_SOCKET if os.geteuid() == 0 else (data_dir / "device.sock").resolve()
+    return f"unix://{path}"
+
+
+def is_local(address: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if address.startswith("unix:"):
+        return True
+    host = _host(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
+
+
+def ephemeral_tls(authority: Authority, addresses: Iterable[str]) -> TlsFiles:
+    """A certificate for this run. Its key lives in memory only: nothing to leak at rest."""
+    names = {_host(address) for address in addresses} | {"localhost", "127.0.0.1", socket.gethostname()}
+    issued = authority.issue_server(sorted(names - UNSPECIFIED))
+    assert issued.key_pem is not None
+    return TlsFiles(certificate=_in_memory(issued.certificate_pem), key=_in_memory(issued.key_pem))
+
+
+def _in_memory(content: bytes) -> Path:
+    descriptor = os.memfd_create("fleetplane", os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    return Path(f"/proc/self/fd/{descriptor}")

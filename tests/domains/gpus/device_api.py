@@ -1,0 +1,121 @@
+"""A device API in this process: the real store, the real domain, the real listener."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from fleetplane.domains.blueprint import Kernel
+from fleetplane.domains.gpus.domain import BLUEPRINT, GpuDomain
+from fleetplane.domains.gpus.rules import GpuPolicy
+from fleetplane.domains.gpus.wire import Dialect
+from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
+from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2_grpc as first_pb2_grpc
+from fleetplane.kernel.access import AccessTable, Principal, Role
+from fleetplane.kernel.clock import Clock, SystemClock
+from fleetplane.kernel.store import Store, StoreSettings
+from fleetplane.rpc import Authentication, CallStatistics, GrpcApp, ListenerSpec, MethodTable, open_listener
+
+LOCAL = Principal(name="local", roles=frozenset({Role("local")}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceApi:
+    address: str
+    domain: GpuDomain
+    store: Store
+    app: GrpcApp
+    channel: grpc.aio.Channel
+    consumer: Any
+    provider: Any
+    first: Any
+
+    async def register(self, name: str, **fields: Any) -> provider_pb2.RegisterGpuResponse:
+        return await self.provider.RegisterGpu(provider_pb2.RegisterGpuRequest(name=name, **fields))
+
+    async def set_condition(
+        self, name: str, kind: str, status: str, *, provider: str = "", **fields: Any
+    ) -> provider_pb2.UpdateGpuConditionResponse:
+        condition = gpu_pb2.Condition(type=kind, status=status, **fields)
+        return await self.provider.UpdateGpuCondition(
+            provider_pb2.UpdateGpuConditionRequest(name=name, condition=condition, provider_id=provider)
+        )
+
+    async def get(self, name: str) -> gpu_pb2.Gpu:
+        return (await self.consumer.GetGpu(gpu_pb2.GetGpuRequest(name=name))).gpu
+
+    async def list(self) -> gpu_pb2.GpuList:
+        return (await self.consumer.ListGpus(gpu_pb2.ListGpusRequest())).gpu_list
+
+    def watch(self, after: str = "") -> Any:
+        return self.consumer.WatchGpus(
+            gpu_pb2.WatchGpusRequest(opts=gpu_pb2.ListOptions(resource_version=after))
+        )
+
+    async def heartbeat(self, provider: str, names: Iterable[str] = ()) -> bool:
+        request = provider_pb2.HeartbeatRequest(provider_id=provider, gpu_names=names)
+        return (await self.provider.Heartbeat(request)).acknowledged
+
+
+@asynccontextmanager
+async def device_api(
+    folder: Path,
+    *,
+    policy: GpuPolicy | None = None,
+    dialect: Dialect = Dialect.SUPERSET,
+    clock: Clock | None = None,
+    settings: dict[str, Any] | None = None,
+) -> AsyncIterator[DeviceApi]:
+    clock = clock or SystemClock()
+    socket = folder / "d.sock"
+    store_settings = StoreSettings(path=folder / "state.db", **(settings or {}))
+    async with Store.open(store_settings, kinds=BLUEPRINT.kinds, clock=clock) as store:
+        calls = CallStatistics()
+        kernel = Kernel(store=store, clock=clock, calls=calls)
+        domain = GpuDomain(kernel, policy or GpuPolicy(), dialect=dialect, version="test", node="here")
+        await domain.prepare()
+        app = GrpcApp(
+            listener="device-api",
+            table=MethodTable(BLUEPRINT.methods),
+            access=AccessTable(BLUEPRINT.grants),
+            authenticators={Authentication.LOCAL: lambda _connection: LOCAL},
+            clock=clock,
+            statistics=calls,
+        )
+        for service in domain.services:
+            app.add_service(service.descriptor, service.servicer)
+        app.seal()
+        spec = ListenerSpec(name="device-api", addresses=(f"unix://{socket}",), app=app)
+        async with open_listener(spec, grace_seconds=2), asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(domain.run())
+            async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+                yield DeviceApi(
+                    address=f"unix:{socket}",
+                    domain=domain,
+                    store=store,
+                    app=app,
+                    channel=channel,
+                    consumer=gpu_pb2_grpc.GpuServiceStub(channel),
+                    provider=provider_pb2_grpc.ProviderServiceStub(channel),
+                    first=first_pb2_grpc.GpuServiceStub(channel),
+                )
+                domain.drain()
+                await app.drain(2)
+            running.cancel()
+
+
+async def take(stream: Any, count: int, *, seconds: float = 10) -> list[gpu_pb2.WatchGpusResponse]:
+    """The next events of a watch."""
+    async with asyncio.timeout(seconds):
+        return [await stream.read() for _ in range(count)]
+
+
+def told(events: Iterable[gpu_pb2.WatchGpusResponse]) -> list[tuple[str, str, int]]:
+    """What a watch said, in short."""
+    return [(event.type, event.object.name, event.object.resource_version) for event in events]
