@@ -34,6 +34,9 @@ from fleetplane.rpc.status import Status, status_of
 _log = structlog.get_logger("fleetplane.rpc")
 _OK = Status(code=status.OK)
 _NO_HEADERS: list[Header] = []
+_WATCH_AGAIN_SECONDS = 1.0
+# A client leaves at its deadline, by its own clock; within this much of ours that is the reason.
+_DEADLINE_SLACK_SECONDS = 0.05
 
 
 class Ending(Enum):
@@ -89,7 +92,6 @@ class Call:
         "_task",
         "_timer",
         "_watch_timer",
-        "_watcher",
         "cleanup_seconds",
     )
 
@@ -109,7 +111,6 @@ class Call:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._watch_timer: asyncio.TimerHandle | None = None
-        self._watcher: asyncio.Task[None] | None = None
 
     async def serve(self, timeout_seconds: float | None) -> None:
         """Answer the call. Raises nothing but the cancellation of the task it runs in."""
@@ -231,7 +232,9 @@ class Call:
 
     def cancelling(self) -> None:
         if self._ending is None:
-            self._ending = Ending.CLIENT_GONE
+            remaining = self._context.time_remaining()
+            late = remaining is not None and remaining <= _DEADLINE_SLACK_SECONDS
+            self._ending = Ending.DEADLINE if late else Ending.CLIENT_GONE
         self._context._cancelled = True
 
     def overstayed(self) -> None:
@@ -246,33 +249,31 @@ class Call:
             self._task.cancel()
 
     def _watch(self) -> None:
+        """A call that takes its time: look out for the client leaving, and for a request that stalls."""
         assert self._loop is not None
-        self._watch_timer = None
-        if self._exchange.request_ended:
-            self._watcher = self._loop.create_task(self._notice_departure())
-        elif self._method.handler.request_streaming:
-            # The handler itself reads and so sees the client go.
-            self._watch_timer = self._loop.call_later(
-                self._house.limits.watch_after_seconds * 20, self._watch
-            )
+        exchange, again = self._exchange, _WATCH_AGAIN_SECONDS
+        if exchange.request_ended or self._method.handler.request_streaming:
+            exchange.watch(self._departed)
         else:
-            elapsed = self._house.clock.monotonic() - self._started
-            left = self._house.limits.request_seconds - elapsed
-            if left <= 0:
+            again = self._house.limits.request_seconds - (self._house.clock.monotonic() - self._started)
+            if again <= 0:
                 self.end(Ending.SLOW_REQUEST)
-            else:
-                self._watch_timer = self._loop.call_later(min(left, 1.0), self._watch)
+                return
+        # Once the request has ended the watch stands; until then whoever reads takes over from it.
+        self._watch_timer = (
+            None
+            if exchange.request_ended
+            else self._loop.call_later(min(again, _WATCH_AGAIN_SECONDS), self._watch)
+        )
 
-    async def _notice_departure(self) -> None:
-        await self._exchange.wait_for_departure()
+    def _departed(self) -> None:
         self.end(Ending.CLIENT_GONE)
 
     def _disarm(self) -> None:
         for timer in (self._timer, self._watch_timer):
             if timer is not None:
                 timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
+        self._exchange.stop_watching()
         if self._cancelled_here and self._task is not None:
             self._task.uncancel()
 

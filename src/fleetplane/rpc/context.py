@@ -111,7 +111,7 @@ class CallContext:
         """Send the headers now, before the first message."""
         if self._exchange.headers_sent:
             raise RuntimeError("Initial metadata already sent")
-        await self._exchange.send_headers(encode_metadata(initial_metadata))
+        await self._exchange.flush_headers(encode_metadata(initial_metadata))
 
     def set_trailing_metadata(self, trailing_metadata: Iterable[tuple[str, MetadatumValue]]) -> None:
         self._trailing = tuple(trailing_metadata)

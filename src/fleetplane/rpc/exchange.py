@@ -6,6 +6,7 @@ knows nothing of handlers, deadlines or who is calling.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -32,6 +33,7 @@ _PLAIN_START: Final[Event] = {
     "headers": [CONTENT_TYPE, _ACCEPTS],
     "trailers": True,
 }
+_NOTHING_YET: Final[Event] = {"type": "http.response.body", "body": b"", "more_body": True}
 _NO_MORE_BODY: Final[Event] = {"type": "http.response.body", "body": b"", "more_body": False}
 _OK_TRAILERS: Final[Event] = {
     "type": "http.response.trailers",
@@ -51,11 +53,13 @@ class WrongCardinality(Exception):
 
 class Exchange:
     __slots__ = (
+        "_ahead",
         "_compress_next",
         "_decoder",
         "_encoding_out",
         "_handler",
         "_limit",
+        "_reading",
         "_receive",
         "_send",
         "_statistics",
@@ -90,6 +94,8 @@ class Exchange:
         self._decoder: FrameDecoder | None = None
         self._encoding_out: bytes | None = None
         self._compress_next = True
+        self._ahead: asyncio.Future[Event] | None = None
+        self._reading = False
 
     # Inward
 
@@ -153,7 +159,13 @@ class Exchange:
 
     async def _chunk(self) -> bytes:
         """The next piece of the body. Not asking for it is what holds a fast sender back."""
-        event = await self._receive()
+        if self._ahead is not None:
+            taken, self._ahead = self._ahead, None
+            event = await taken
+        else:
+            self._reading = True
+            event = await self._receive()
+            self._reading = False
         if event["type"] != "http.request":
             raise ClientGone
         if not event.get("more_body"):
@@ -175,10 +187,30 @@ class Exchange:
         except Exception as error:
             raise FramingError("a message of the request cannot be parsed") from error
 
-    async def wait_for_departure(self) -> None:
-        """Return when the client is gone. Only once the request has ended: it reads what comes."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+    # Departure
+
+    def watch(self, gone: Callable[[], None]) -> None:
+        """Call `gone` when the client leaves, also while nobody reads the request.
+
+        ASGI tells of it only to those who receive, so one event is taken ahead, never more: a
+        fast sender is still held back by a handler that does not read.
+        """
+        if self._ahead is None and not self._reading:
+            self._ahead = asyncio.ensure_future(self._receive())
+            self._ahead.add_done_callback(lambda taken: self._looked_ahead(taken, gone))
+
+    def _looked_ahead(self, taken: asyncio.Future[Event], gone: Callable[[], None]) -> None:
+        if taken.cancelled() or taken.exception() is not None:
+            return
+        if taken.result()["type"] == "http.disconnect":
+            gone()
+        elif self.request_ended:
+            self._ahead = None
+            self.watch(gone)
+
+    def stop_watching(self) -> None:
+        if self._ahead is not None:
+            self._ahead.cancel()
 
     # Outward
 
@@ -215,6 +247,11 @@ class Exchange:
             headers.append((b"grpc-encoding", self._encoding_out))
         headers += extra or ()
         await self._put({"type": "http.response.start", "status": 200, "headers": headers, "trailers": True})
+
+    async def flush_headers(self, extra: list[Header]) -> None:
+        """Send the headers now: servers keep them until there is a body, so an empty piece follows."""
+        await self.send_headers(extra)
+        await self._put(_NOTHING_YET)
 
     async def send_body(self, body: bytes, messages: int) -> None:
         """Waits while the client's window is full; that is the back-pressure on handlers."""

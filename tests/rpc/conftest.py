@@ -1,0 +1,22 @@
+"""Servers to call, one per test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from rpc.targets import KINDS, Certificates, Target, make_certificates, open_target
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(params=KINDS)
+async def target(
+    request: pytest.FixtureRequest, tmp_path: Path, certificates: Certificates
+) -> AsyncIterator[Target]:
+    async with open_target(request.param, tmp_path, certificates) as opened:
+        yield opened
