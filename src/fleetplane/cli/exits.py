@@ -48,7 +48,7 @@ BY_GRPC_CODE = {
 """Every other code is a plain failure."""
 
 
-class CommandFailed(Exception):  # noqa: N818  # it is an outcome of a command, not a defect
+class CommandFailed(Exception):
     """A command's own verdict, such as a condition that does not hold."""
 
     def __init__(self, code: Exit, message: str, *, hint: str = "") -> None:
@@ -84,7 +84,7 @@ def explain(error: BaseException) -> Failure | None:
 
 def _explain_rpc(error: BaseException) -> Failure | None:
     grpc = sys.modules.get("grpc")
-    if grpc is None or not isinstance(error, grpc.RpcError) or not isinstance(error, grpc.Call):
+    if grpc is None or not isinstance(error, grpc.RpcError) or not hasattr(error, "code"):
         return None
     status = error.code()
     code = BY_GRPC_CODE.get(int(status.value[0]), Exit.FAILURE)

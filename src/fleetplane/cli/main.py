@@ -46,9 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; every way it can end becomes an exit code here."""
+    """Run one command; every way it can end becomes an exit code here.
+
+    click's own `main` would answer an interrupt and a broken pipe in its way before we could.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        outcome = fleetplane.main(args=arguments, prog_name="fleetplane", standalone_mode=False)
+        with fleetplane.make_context("fleetplane", given) as context:
+            fleetplane.invoke(context)
+    except click.exceptions.Exit as ended:  # --help and --version end so
+        return ended.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -62,7 +69,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             raise
         click.echo(f"fleetplane: {failure.line}", err=True)
         return failure.code
-    return outcome if isinstance(outcome, int) else Exit.OK
+    return Exit.OK
 
 
 def _silence_stdout() -> int:

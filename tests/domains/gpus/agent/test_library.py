@@ -17,7 +17,7 @@ from fleetplane.domains.gpus.agent.library import (
     DriverUnavailable,
     EventKind,
     EventSet,
-    GpuLostError,
+    GpuLost,
     NotSupported,
     NvmlLibrary,
     find_library,
@@ -117,9 +117,9 @@ def test_a_lost_gpu_raises_in_the_wait_and_stops_answering(rig: Rig) -> None:
     healthy, lost = rig.library.devices()
     assert lost.uuid() == rig.uuids[1]
     rig.lose(1)
-    with pytest.raises(GpuLostError):
+    with pytest.raises(GpuLost):
         events.wait(2000)
-    with pytest.raises(GpuLostError):
+    with pytest.raises(GpuLost):
         lost.memory_bytes()
     assert healthy.memory_bytes()
     events.close()

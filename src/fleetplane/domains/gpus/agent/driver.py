@@ -24,7 +24,7 @@ from fleetplane.domains.gpus.agent.library import (
     Event,
     EventKind,
     EventSet,
-    GpuLostError,
+    GpuLost,
     Library,
     NotSupported,
 )
@@ -126,7 +126,7 @@ def _look_at(uuid: GpuUuid, device: Device) -> Sighting:
         memory_bytes = device.memory_bytes()
     except NotSupported:
         pass  # GPUs that share the machine's memory say so; they are well
-    except GpuLostError:
+    except GpuLost:
         answering, lost = False, True
     except FleetplaneError:
         answering = False
@@ -229,7 +229,7 @@ class EventMonitor:
     def _wait(self) -> Occurrence | None:
         try:
             return self._events.wait(WAIT_MILLISECONDS)
-        except GpuLostError:
+        except GpuLost:
             return GpusLost(answering={uuid: _answers(device) for uuid, device in self._devices.items()})
         except FleetplaneError as error:
             return WaitFailed(message=error.message)

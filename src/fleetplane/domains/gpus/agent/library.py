@@ -52,7 +52,7 @@ class DriverError(FleetplaneError):
     reason = "DRIVER_ERROR"
 
 
-class GpuLostError(DriverError):
+class GpuLost(DriverError):
     """A GPU is gone from the bus, or was powered off by a fault."""
 
     reason = "GPU_LOST"
@@ -89,7 +89,7 @@ class EventSet(Protocol):
     def add(self, device: Device, kinds: EventKind) -> None: ...
 
     def wait(self, timeout_milliseconds: int) -> Event | None:
-        """The next event, or None when the time is up. Raises GpuLostError when some GPU is gone."""
+        """The next event, or None when the time is up. Raises GpuLost when some GPU is gone."""
         ...
 
     def close(self) -> None:
@@ -198,7 +198,7 @@ class NvmlLibrary:
         except nvml.NVMLError as error:
             match error.value:
                 case nvml.NVML_ERROR_GPU_IS_LOST:
-                    raise GpuLostError(f"{doing}: {error}") from error
+                    raise GpuLost(f"{doing}: {error}") from error
                 case nvml.NVML_ERROR_NOT_SUPPORTED | nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
                     raise NotSupported(f"{doing}: {error}") from error
                 case _:

@@ -35,7 +35,7 @@ LINK_LOST_CODES = frozenset(
 )
 
 
-class LinkLostError(Unavailable):
+class LinkLost(Unavailable):
     """The connection to the device API is gone, or never came up."""
 
     reason = "LINK_LOST"
@@ -67,7 +67,7 @@ class DeviceLink:
         state = self._channel.get_state(try_to_connect=True)
         while state is not grpc.ChannelConnectivity.READY:
             if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
-                raise LinkLostError(f"nothing answers at {self._address}")
+                raise LinkLost(f"nothing answers at {self._address}")
             await self._channel.wait_for_state_change(state)
             state = self._channel.get_state(try_to_connect=True)
 

@@ -23,7 +23,7 @@ from fleetplane.domains.gpus.agent import driver, xids
 from fleetplane.domains.gpus.agent.driver import EventMonitor, GpusLost, Occurrence, WaitFailed
 from fleetplane.domains.gpus.agent.ledger import Ledger
 from fleetplane.domains.gpus.agent.library import Event, EventKind, Library
-from fleetplane.domains.gpus.agent.link import DeviceLink, LinkLostError
+from fleetplane.domains.gpus.agent.link import DeviceLink, LinkLost
 from fleetplane.domains.gpus.agent.session import Log, Session
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
@@ -154,7 +154,7 @@ class Provider:
                 async with self._connect() as link:
                     session = self._open_session(link)
                     await session.run()
-            except* (LinkLostError, grpc.aio.AioRpcError) as lost:
+            except* (LinkLost, grpc.aio.AioRpcError) as lost:
                 attempt = 0 if session is not None and session.settled else attempt + 1
                 delay = self._policy.backoff.delay_seconds(attempt, jitter=self._clock.random())
                 self._log.warning("device_api_lost", error=_words(lost), retry_in_seconds=round(delay, 2))

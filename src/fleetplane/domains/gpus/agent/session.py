@@ -18,7 +18,7 @@ from fleetplane.domains.gpus.agent.link import (
     CONNECT_LIMIT_SECONDS,
     LINK_LOST_CODES,
     DeviceLink,
-    LinkLostError,
+    LinkLost,
 )
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
@@ -63,13 +63,13 @@ class Session:
             async with asyncio.timeout(CONNECT_LIMIT_SECONDS):
                 await self._link.connected()
         except TimeoutError:
-            raise LinkLostError(f"no connection within {CONNECT_LIMIT_SECONDS:.0f} s") from None
+            raise LinkLost(f"no connection within {CONNECT_LIMIT_SECONDS:.0f} s") from None
         self._ledger.begin_session()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._publish())
             tasks.create_task(self._beat())
             await self._link.lost()
-            raise LinkLostError("the connection was closed")
+            raise LinkLost("the connection was closed")
 
     async def _publish(self) -> NoReturn:
         """Bring the server's view to ours, whenever ours changes."""

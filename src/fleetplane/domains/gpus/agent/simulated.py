@@ -22,7 +22,7 @@ from fleetplane.domains.gpus.agent.library import (
     Event,
     EventKind,
     EventSet,
-    GpuLostError,
+    GpuLost,
 )
 
 SIMULATED_GPUS_LIMIT = 1024
@@ -85,7 +85,7 @@ class SimulatedGpu:
 
     def _must_answer(self) -> None:
         if self.lost:
-            raise GpuLostError(f"{self.identity} is lost")
+            raise GpuLost(f"{self.identity} is lost")
 
 
 class SimulatedLibrary:
@@ -152,7 +152,7 @@ class SimulatedLibrary:
             while True:
                 if self._announce_loss:
                     self._announce_loss = False
-                    raise GpuLostError("waiting for events: a GPU is lost")
+                    raise GpuLost("waiting for events: a GPU is lost")
                 event = self._take(watched)
                 if event is not None:
                     return event
