@@ -158,22 +158,21 @@ class Verifier:
             missing = next(iter(expected))
             self._broken = self._verdict(f"{' '.join(missing)} was written and never deleted, but is gone")
 
-    def finish(self, head: Head | None) -> Verdict:
+    def check_head(self, head: Head) -> None:
+        """Compare the chain's end with what was recorded beside it."""
         if self._broken is not None:
-            return self._broken
-        if head is not None:
-            if head.seq > self._seq:
-                return self._verdict(
-                    f"the chain ends at entry {self._seq}, but {head.seq} were written",
-                    broken_seq=self._seq + 1,
-                )
-            if head.seq != self._seq or head.hash != self._hash:
-                return self._verdict("the chain's end is not the one that was recorded")
-            if head.revision != self._revision:
-                return self._verdict(
-                    f"the store is at revision {head.revision}, its last entry at {self._revision}"
-                )
-        return self._verdict("")
+            return
+        if head.seq > self._seq:
+            problem = f"the chain ends at entry {self._seq}, but {head.seq} were written"
+            self._broken = self._verdict(problem, broken_seq=self._seq + 1)
+        elif head.seq != self._seq or head.hash != self._hash:
+            self._broken = self._verdict("the chain's end is not the one that was recorded")
+        elif head.revision != self._revision:
+            problem = f"the store is at revision {head.revision}, its last entry at {self._revision}"
+            self._broken = self._verdict(problem)
+
+    def verdict(self) -> Verdict:
+        return self._broken or self._verdict("")
 
     def _verdict(self, problem: str, broken_seq: int | None = None) -> Verdict:
         return Verdict(
@@ -189,7 +188,9 @@ def verify(rows: Iterable[Row], head: Head | None = None) -> Verdict:
     """Check a whole chain; with `head`, also that nothing was cut off its end."""
     verifier = Verifier()
     verifier.feed(rows)
-    return verifier.finish(head)
+    if head is not None:
+        verifier.check_head(head)
+    return verifier.verdict()
 
 
 async def verify_file(path: Path) -> Verdict:
@@ -204,17 +205,20 @@ def _verify_file(path: Path) -> Verdict:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             database.execute("BEGIN")  # one snapshot for all that follows, while the server writes on
             verifier = Verifier()
-            rows = database.execute("SELECT seq, hash, entry FROM audit ORDER BY seq")
+            rows = database.execute(
+                "SELECT seq, CAST(hash AS BLOB), CAST(entry AS BLOB) FROM audit ORDER BY seq"
+            )
             verifier.feed(Row(seq=seq, hash=hashed, entry=entry) for seq, hashed, entry in rows)
+            for revision, seq, hashed in database.execute("SELECT revision, audit_seq, audit_hash FROM meta"):
+                verifier.check_head(Head(revision=revision, seq=seq, hash=hashed))
             verifier.check_content(_held(database))
-            found = database.execute("SELECT revision, audit_seq, audit_hash FROM meta").fetchone()
-            if found is None:
-                return verifier.finish(None)
-            return verifier.finish(Head(revision=found[0], seq=found[1], hash=found[2]))
+            return verifier.verdict()
     except sqlite3.Error as error:
         raise Unavailable(f"{path} cannot be read: {error}") from error
 
 
 def _held(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str], str]]:
-    for kind, scope, name, body in database.execute("SELECT kind, scope, name, body FROM resources"):
+    # Cast, because an edited column may have become text that cannot even be read as such.
+    rows = database.execute("SELECT kind, scope, name, CAST(body AS BLOB) FROM resources")
+    for kind, scope, name, body in rows:
         yield (kind, scope, name), digest(body)

@@ -111,7 +111,11 @@ class SqliteEngine:
         try:
             with _translated(path):
                 writer = await engine.connect()
-                await _bring_up_to_date(writer, path)
+                try:
+                    await _bring_up_to_date(writer, path)
+                except BaseException:
+                    await writer.close()
+                    raise
         except BaseException:
             await engine.dispose()
             raise

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar, cast
 
-from fleetplane.kernel.audit import ACTION_LIMIT_BYTES, ACTOR_LIMIT_BYTES, Head, Row
 from fleetplane.kernel.access import covers
+from fleetplane.kernel.audit import ACTION_LIMIT_BYTES, ACTOR_LIMIT_BYTES, Head, Row
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Compacted, InvalidArgument, SettingsError
 from fleetplane.kernel.resources import (
