@@ -119,6 +119,10 @@ class Engine(Protocol):
 
     async def secret(self, name: str) -> bytes | None: ...
 
+    async def secret_names(self, prefix: str) -> Sequence[str]:
+        """The names that begin with `prefix`, in order."""
+        ...
+
     def audit(self, *, after: int = 0) -> AsyncIterator[Sequence[audit.Row]]:
         """The audit chain after an entry, in pages."""
         ...

@@ -225,6 +225,13 @@ class SqliteEngine:
                 found: bytes | None = (await reader.execute(query)).scalar_one_or_none()
                 return found
 
+    async def secret_names(self, prefix: str) -> Sequence[str]:
+        with _translated(self._path):
+            async with self._engine.connect() as reader:
+                names = schema.SECRETS.c.name
+                query = select(names).where(names.startswith(prefix, autoescape=True)).order_by(names)
+                return (await reader.execute(query)).scalars().all()
+
     async def audit(self, *, after: int = 0) -> AsyncIterator[Sequence[audit.Row]]:
         query = select(schema.AUDIT).where(schema.AUDIT.c.seq > after).order_by(schema.AUDIT.c.seq)
         async for page in self._pages(query, LOAD_PAGE_ROWS):

@@ -221,6 +221,9 @@ class Store:
     async def get_secret(self, name: str) -> bytes | None:
         return await self._engine.secret(name)
 
+    async def secret_names(self, prefix: str = "") -> Sequence[str]:
+        return await self._engine.secret_names(prefix)
+
     async def delete_secret(self, name: str, *, actor: str = SYSTEM) -> None:
         await self.transact(
             lambda draft: draft.delete_secret(name), actor=actor, action="secret.delete", touches=()

@@ -1,0 +1,232 @@
+"""Providers that fall silent, come back, and outlive the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from device_api import DeviceApi, device_api, take
+
+from fleetplane.domains.gpus.rules import GpuPolicy
+from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
+from fleetplane.sim.clock import VirtualClock
+
+LEASE = GpuPolicy(lease_seconds=30)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+async def api(tmp_path: Path, clock: VirtualClock) -> AsyncIterator[DeviceApi]:
+    async with device_api(tmp_path, policy=LEASE, clock=clock) as running:
+        yield running
+
+
+async def conditions(api: DeviceApi, name: str = "gpu-1") -> list[tuple[str, str, str]]:
+    return [(c.type, c.status, c.reason) for c in (await api.get(name)).status.conditions]
+
+
+async def until_reads(api: DeviceApi, expected: list[tuple[str, str, str]], name: str = "gpu-1") -> None:
+    async with asyncio.timeout(10):
+        while await conditions(api, name) != expected:
+            await asyncio.sleep(0.01)
+
+
+async def two_providers(api: DeviceApi) -> None:
+    await api.register("gpu-1")
+    await api.set_condition("gpu-1", "NVMLReady", "True", provider="nvml", reason="Initialized")
+    await api.set_condition("gpu-1", "DCGMHealth", "True", provider="dcgm")
+    assert await api.heartbeat("nvml", ["gpu-1"])
+
+
+SILENT = [("NVMLReady", "Unknown", "ProviderSilent"), ("DCGMHealth", "True", "")]
+SPEAKING = [("NVMLReady", "True", "Initialized"), ("DCGMHealth", "True", "")]
+
+
+async def test_a_silent_provider_turns_the_conditions_it_wrote_to_unknown(
+    api: DeviceApi, clock: VirtualClock
+) -> None:
+    await two_providers(api)
+    await clock.advance(29.9)
+    assert await conditions(api) == SPEAKING
+
+    await clock.advance(0.2)
+    await until_reads(api, SILENT)
+
+
+async def test_a_heartbeat_brings_back_what_the_provider_had_said(
+    api: DeviceApi, clock: VirtualClock
+) -> None:
+    await two_providers(api)
+    await clock.advance(31)
+    await until_reads(api, SILENT)
+
+    assert await api.heartbeat("nvml", ["gpu-1"])
+
+    assert await conditions(api) == SPEAKING
+
+
+async def test_heartbeats_keep_the_lease(api: DeviceApi, clock: VirtualClock) -> None:
+    await two_providers(api)
+    version = (await api.get("gpu-1")).resource_version
+    for _ in range(12):
+        await clock.advance(10)
+        assert await api.heartbeat("nvml", ["gpu-1"])
+
+    assert (await api.get("gpu-1")).resource_version == version
+
+
+async def test_any_call_that_names_the_provider_renews_its_lease(api: DeviceApi, clock: VirtualClock) -> None:
+    await two_providers(api)
+    await clock.advance(20)
+    await api.set_condition("gpu-1", "NVMLReady", "True", provider="nvml", reason="Initialized")
+    await clock.advance(20)
+
+    assert await conditions(api) == SPEAKING
+
+
+async def test_a_provider_that_never_sent_a_heartbeat_is_never_silent(
+    api: DeviceApi, clock: VirtualClock
+) -> None:
+    await api.register("gpu-1")
+    await api.set_condition("gpu-1", "Ready", "True", provider="original")
+    await clock.advance(86_400)
+
+    assert await conditions(api) == [("Ready", "True", "")]
+
+
+async def test_a_returning_provider_is_restored_only_on_the_gpus_it_still_names(
+    api: DeviceApi, clock: VirtualClock
+) -> None:
+    for name in ("gpu-1", "gpu-2"):
+        await api.register(name)
+        await api.set_condition(name, "NVMLReady", "True", provider="nvml")
+    await api.heartbeat("nvml", ["gpu-1", "gpu-2"])
+    await clock.advance(31)
+    for name in ("gpu-1", "gpu-2"):
+        await until_reads(api, [("NVMLReady", "Unknown", "ProviderSilent")], name)
+
+    await api.heartbeat("nvml", ["gpu-2"])
+
+    assert await conditions(api, "gpu-1") == [("NVMLReady", "Unknown", "ProviderSilent")]
+    assert await conditions(api, "gpu-2") == [("NVMLReady", "True", "")]
+
+
+async def test_a_provider_that_returns_with_bad_news_never_reads_healthy_in_between(
+    api: DeviceApi, clock: VirtualClock
+) -> None:
+    await two_providers(api)
+    await clock.advance(31)
+    await until_reads(api, SILENT)
+    stream = api.watch()
+    await take(stream, 1)
+
+    await api.set_condition("gpu-1", "NVMLReady", "False", provider="nvml", reason="XidError")
+
+    [event] = await take(stream, 1)
+    assert [c.status for c in event.object.status.conditions] == ["False", "True"]
+
+
+async def test_silence_is_one_change_for_all_gpus_of_the_provider(
+    api: DeviceApi, clock: VirtualClock
+) -> None:
+    for n in range(5):
+        await api.register(f"gpu-{n}")
+        await api.set_condition(f"gpu-{n}", "NVMLReady", "True", provider="nvml")
+    await api.heartbeat("nvml")
+    version = int((await api.list()).metadata.resource_version)
+    await clock.advance(31)
+    await until_reads(api, [("NVMLReady", "Unknown", "ProviderSilent")], "gpu-4")
+
+    assert {gpu.resource_version for gpu in (await api.list()).items} == {version + 1}
+
+
+async def test_leases_can_be_turned_off(tmp_path: Path) -> None:
+    async with device_api(tmp_path, policy=GpuPolicy(lease_seconds=0)) as api:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await api.heartbeat("nvml")
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_one_provider_too_many_is_refused_and_a_silent_one_makes_room(
+    tmp_path: Path, clock: VirtualClock
+) -> None:
+    policy = GpuPolicy(lease_seconds=30, max_providers=2)
+    async with device_api(tmp_path, policy=policy, clock=clock) as api:
+        await api.heartbeat("a")
+        await clock.advance(20)
+        await api.heartbeat("b")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await api.heartbeat("c")
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+        await clock.advance(15)
+        assert await api.heartbeat("c")
+
+
+async def test_state_survives_a_restart_marked_stale_until_its_provider_is_heard(tmp_path: Path) -> None:
+    async with device_api(tmp_path, policy=LEASE) as api:
+        await two_providers(api)
+        await api.register("gpu-2", spec=gpu_pb2.GpuSpec(uuid="GPU-2"))
+        before = (await api.get("gpu-1")).resource_version
+
+    async with device_api(tmp_path, policy=LEASE) as api:
+        assert [gpu.name for gpu in (await api.list()).items] == ["gpu-1", "gpu-2"]
+        assert (await api.get("gpu-2")).spec.uuid == "GPU-2"
+        assert (await api.get("gpu-1")).resource_version > before
+        assert await conditions(api) == [
+            ("NVMLReady", "Unknown", "ProviderSilent"),
+            ("DCGMHealth", "Unknown", "ProviderSilent"),
+        ]
+
+        await api.heartbeat("nvml", ["gpu-1"])
+        assert await conditions(api) == [
+            ("NVMLReady", "True", "Initialized"),
+            ("DCGMHealth", "Unknown", "ProviderSilent"),
+        ]
+
+        await api.set_condition("gpu-1", "DCGMHealth", "True", provider="dcgm")
+        assert await conditions(api) == SPEAKING
+
+
+async def test_an_anonymous_write_restores_what_was_written_anonymously_on_that_gpu(tmp_path: Path) -> None:
+    async with device_api(tmp_path) as api:
+        await api.register("gpu-1")
+        for kind in ("A", "B"):
+            await api.set_condition("gpu-1", kind, "True")
+
+    async with device_api(tmp_path) as api:
+        assert [status for _, status, _ in await conditions(api)] == ["Unknown", "Unknown"]
+        await api.set_condition("gpu-1", "A", "False")
+        assert [(kind, status) for kind, status, _ in await conditions(api)] == [
+            ("A", "False"),
+            ("B", "True"),
+        ]
+
+
+async def test_restarting_twice_forgets_nothing_that_was_put_aside(tmp_path: Path) -> None:
+    async with device_api(tmp_path, policy=LEASE) as api:
+        await two_providers(api)
+    async with device_api(tmp_path, policy=LEASE):
+        pass
+    async with device_api(tmp_path, policy=LEASE) as api:
+        await api.heartbeat("nvml")
+        await api.heartbeat("dcgm")
+        assert await conditions(api) == SPEAKING
+
+
+async def test_a_watch_resumes_across_a_restart(tmp_path: Path) -> None:
+    async with device_api(tmp_path) as api:
+        await api.register("gpu-1")
+        version = (await api.list()).metadata.resource_version
+        await api.register("gpu-2")
+
+    async with device_api(tmp_path) as api:
+        [event] = await take(api.watch(after=version), 1)
+        assert (event.type, event.object.name) == ("ADDED", "gpu-2")

@@ -1,0 +1,90 @@
+"""A real `fleetplane server` process, started and stopped by a test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+START_SECONDS = 30.0
+STOP_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerProcess:
+    process: subprocess.Popen[str]
+    pid: int
+    listeners: dict[str, list[str]]
+    log: Path
+
+    def address(self, listener: str, scheme: str) -> str:
+        return next(address for address in self.listeners[listener] if address.startswith(scheme))
+
+    @property
+    def web(self) -> str:
+        return self.address("web", "http")
+
+    @property
+    def socket(self) -> str:
+        """The device API's Unix socket, as grpc spells it."""
+        return "unix:" + self.address("device-api", "unix://").removeprefix("unix://")
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_SECONDS)
+
+    def logged(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+
+
+def command(data_dir: Path, *arguments: str) -> list[str]:
+    return [
+        sys.executable, "-m", "fleetplane.cli.main", "server",
+        "--data-dir", str(data_dir), "--log-format", "json",
+        "--set", "listeners.web.addresses=127.0.0.1:0",
+        "--set", f"listeners.device-api.addresses=unix://{data_dir}/d.sock,127.0.0.1:0",
+        *arguments,
+    ]  # fmt: skip
+
+
+@contextmanager
+def running_server(
+    data_dir: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> Iterator[ServerProcess]:
+    """Started and ready; killed at the end if the test did not stop it."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    ready, log = data_dir / "ready.json", data_dir / "server.log"
+    ready.unlink(missing_ok=True)
+    with log.open("a") as stderr:
+        process = subprocess.Popen(
+            [*command(data_dir, *arguments), "--ready-file", str(ready)],
+            stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **(environment or {})},
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not ready.exists():
+            assert process.poll() is None, f"the server ended with {process.returncode}: {log.read_text()}"
+            assert time.monotonic() < deadline, f"the server was not ready in time: {log.read_text()}"
+            time.sleep(0.02)
+        said = json.loads(ready.read_text())
+        yield ServerProcess(process=process, pid=said["pid"], listeners=said["listeners"], log=log)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(STOP_SECONDS)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def run_server(data_dir: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """For servers that are expected to refuse to start."""
+    return subprocess.run(
+        command(data_dir, *arguments), capture_output=True, text=True, timeout=START_SECONDS, check=False
+    )

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import dataclasses
+import ssl
+from pathlib import Path
+from typing import cast
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from fleetplane import endpoints, settings
+from fleetplane.kernel.clock import SystemClock
+from fleetplane.kernel.errors import SettingsError
+from fleetplane.kernel.identity import Authority, MasterKey
+from fleetplane.kernel.store import Store, StoreSettings
+from fleetplane.rpc import GrpcApp, open_listener
+from fleetplane.web.ops import OpsApp
+
+NO_APP = cast("GrpcApp", object())
+
+
+def loaded(**flags: str) -> settings.Settings:
+    return settings.load(
+        config=None, environment={}, flags={key.replace("__", "."): value for key, value in flags.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1:80", True), ("127.8.8.8:80", True), ("[::1]:80", True), ("localhost:80", True),
+        ("unix:///run/x.sock", True), ("unix:", True), ("0.0.0.0:80", False), ("[::]:80", False),
+        ("192.0.2.1:80", False), ("example.org:80", False),
+    ],
+)  # fmt: skip
+def test_only_loopback_and_sockets_are_local(address: str, expected: bool) -> None:
+    assert endpoints.is_local(address) is expected
+
+
+def test_the_device_api_refuses_plain_text_beyond_this_machine_unless_told() -> None:
+    flags = {"listeners.device-api.addresses": "192.0.2.1:50051"}
+    with pytest.raises(SettingsError, match=r"other machines could reach 192\.0\.2\.1:50051"):
+        endpoints.device_api(loaded(**flags), NO_APP)
+
+    told = loaded(**flags, **{"listeners.device-api.allow_remote_plaintext": "true"})
+    assert endpoints.device_api(told, NO_APP).addresses == ("192.0.2.1:50051",)
+
+
+def test_the_default_socket_is_the_systems_for_root_and_ours_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = loaded(data_dir="/srv/fleet")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert endpoints.device_api(given, NO_APP).addresses[0] == "unix:///var/run/device-api/device.sock"
+
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert endpoints.device_api(given, NO_APP).addresses[0] == "unix:///srv/fleet/device.sock"
+
+
+async def test_the_web_listener_speaks_tls_as_soon_as_it_is_bound_elsewhere(tmp_path: Path) -> None:
+    clock = SystemClock()
+    async with Store.open(StoreSettings(path=tmp_path / "s.db"), kinds=(), clock=clock) as store:
+        master = MasterKey(bytes(32), clock)
+        authority = await Authority.load_or_create(store, master, clock)
+        app = OpsApp(CollectorRegistry(), version="test")
+        assert endpoints.web(loaded(), app, authority).tls is None
+
+        spec = endpoints.web(loaded(listeners__web__addresses="0.0.0.0:0"), app, authority)
+        # The same listener, but bound where a test may listen.
+        async with open_listener(
+            dataclasses.replace(spec, addresses=("127.0.0.1:0",)), grace_seconds=1
+        ) as web:
+            trust = ssl.create_default_context(cadata=authority.certificate_pem.decode())
+            async with httpx.AsyncClient(verify=trust) as client:
+                answer = await client.get(f"{web.addresses[0]}/healthz")
+
+    assert web.addresses[0].startswith("https://")
+    assert answer.text == "ok\n"

@@ -1,0 +1,273 @@
+"""The server as an operator meets it: a process, its files, its signals, its words."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import threading
+import time
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from google.protobuf import descriptor_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+from server_process import ServerProcess, run_server, running_server
+
+from fleetplane import __version__
+from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
+
+SERVICES = {
+    "nvidia.device.v1alpha1.GpuService",
+    "nvidia.device.v1alpha1.ProviderService",
+    "nvidia.nvsentinel.v1alpha1.GpuService",
+}
+
+
+def register(server: ServerProcess, name: str) -> int:
+    with grpc.insecure_channel(server.socket) as channel:
+        stub = provider_pb2_grpc.ProviderServiceStub(channel)
+        return stub.RegisterGpu(provider_pb2.RegisterGpuRequest(name=name)).resource_version
+
+
+def names(server: ServerProcess) -> list[str]:
+    with grpc.insecure_channel(server.socket) as channel:
+        stub = gpu_pb2_grpc.GpuServiceStub(channel)
+        return [gpu.name for gpu in stub.ListGpus(gpu_pb2.ListGpusRequest()).gpu_list.items]
+
+
+def test_the_ready_file_tells_version_pid_and_every_address(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        said = json.loads((tmp_path / "ready.json").read_text())
+
+        assert said["version"] == __version__
+        assert said["pid"] == server.process.pid
+        assert set(said["listeners"]) == {"web", "device-api"}
+        assert said["listeners"]["device-api"][0] == f"unix://{tmp_path}/d.sock"
+        assert said["listeners"]["device-api"][1].startswith("http://127.0.0.1:")
+        assert not said["listeners"]["web"][0].endswith(":0")
+
+
+def test_sigterm_ends_it_with_zero_and_leaves_no_socket_or_ready_file(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        assert server.stop() == 0
+
+        assert not (tmp_path / "ready.json").exists()
+        assert not (tmp_path / "d.sock").exists()
+        events = [line["event"] for line in server.logged()]
+        assert events[-1] == "server.stopped"
+        assert {line["level"] for line in server.logged()} == {"info"}
+
+
+def test_open_watches_do_not_delay_the_end(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--set", "shutdown.grace_seconds=60") as server:
+        register(server, "gpu-1")
+        ended: list[grpc.StatusCode] = []
+
+        def watch(channel: grpc.Channel) -> None:
+            stream = gpu_pb2_grpc.GpuServiceStub(channel).WatchGpus(gpu_pb2.WatchGpusRequest())
+            try:
+                for _ in stream:
+                    opened.release()
+            except grpc.RpcError as error:
+                assert isinstance(error, grpc.Call)
+                ended.append(error.code())
+
+        opened = threading.Semaphore(0)
+        with grpc.insecure_channel(server.socket) as channel:
+            watchers = [threading.Thread(target=watch, args=(channel,)) for _ in range(3)]
+            for watcher in watchers:
+                watcher.start()
+            for _ in watchers:
+                assert opened.acquire(timeout=10)
+            began = time.monotonic()
+            assert server.stop() == 0
+            for watcher in watchers:
+                watcher.join(10)
+
+        assert ended == [grpc.StatusCode.UNAVAILABLE] * 3
+        assert time.monotonic() - began < 30, "an open watch used up the grace period"
+
+
+def test_state_survives_a_kill(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        assert register(server, "gpu-1") == 1
+        os.kill(server.pid, signal.SIGKILL)
+        server.process.wait(10)
+    with running_server(tmp_path) as server:
+        assert names(server) == ["gpu-1"]
+
+
+def test_health_and_readiness_are_told_on_the_web_listener(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        for path in ("/healthz", "/livez", "/readyz"):
+            answer = httpx.get(server.web + path)
+            assert (answer.status_code, answer.text) == (200, "ok\n")
+        assert httpx.get(server.web + "/").json()["version"] == __version__
+        missing = httpx.get(server.web + "/nowhere")
+        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "NOT_FOUND")
+        refused = httpx.post(server.web + "/healthz")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
+
+
+def test_metrics_follow_the_state(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        register(server, "gpu-1")
+        with grpc.insecure_channel(server.socket) as channel:
+            stub = provider_pb2_grpc.ProviderServiceStub(channel)
+            condition = gpu_pb2.Condition(type="Ready", status="False")
+            stub.UpdateGpuCondition(provider_pb2.UpdateGpuConditionRequest(name="gpu-1", condition=condition))
+            stub.Heartbeat(provider_pb2.HeartbeatRequest(provider_id="nvml-provider", gpu_names=["gpu-1"]))
+            stream = gpu_pb2_grpc.GpuServiceStub(channel).WatchGpus(gpu_pb2.WatchGpusRequest())
+            next(stream)
+            lines = httpx.get(server.web + "/metrics").text.splitlines()
+            stream.cancel()
+
+    numbers = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    registering = "/nvidia.device.v1alpha1.ProviderService/RegisterGpu"
+    expected = {
+        "device_api_server_cache_gpus_total": 1,
+        "device_api_server_cache_gpus_healthy": 0,
+        "device_api_server_cache_gpus_unhealthy": 1,
+        "device_api_server_cache_gpus_unknown": 0,
+        "device_api_server_cache_resource_version": 2,
+        'device_api_server_cache_updates_total{operation="register"}': 1,
+        'device_api_server_cache_updates_total{operation="update_condition"}': 1,
+        "device_api_server_watch_streams_active": 1,
+        'device_api_server_watch_events_total{type="ADDED"}': 1,
+        "device_api_server_watch_events_dropped_total": 0,
+        "device_api_server_nvml_provider_enabled": 1,
+        "device_api_server_nvml_gpu_count": 1,
+        'device_api_server_provider_connection_state{provider_id="nvml-provider"}': 1,
+        'device_api_server_provider_heartbeat_total{provider_id="nvml-provider"}': 1,
+        f'device_api_server_grpc_requests_total{{code="OK",method="{registering}"}}': 1,
+        f'grpc_server_handled_total{{grpc_code="OK",grpc_method="{registering}"}}': 1,
+        "fleetplane_store_revision": 2,
+    }
+    assert {name: float(numbers[name]) for name in expected} == expected
+
+
+def test_health_is_told_for_every_service_on_the_grpc_listener(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server, grpc.insecure_channel(server.socket) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", *SERVICES):
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Check(health_pb2.HealthCheckRequest(service="nobody"))
+        assert isinstance(caught.value, grpc.Call)
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("generation", ["v1", "v1alpha"])
+def test_reflection_lists_the_services_and_describes_their_messages(tmp_path: Path, generation: str) -> None:
+    with running_server(tmp_path) as server:
+        address = server.address("device-api", "http://").removeprefix("http://")
+        with grpc.insecure_channel(address) as channel:
+            info = channel.stream_stream(
+                f"/grpc.reflection.{generation}.ServerReflection/ServerReflectionInfo",
+                request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+                response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+            )
+            asked = [
+                reflection_pb2.ServerReflectionRequest(list_services=""),
+                reflection_pb2.ServerReflectionRequest(
+                    file_containing_symbol="nvidia.device.v1alpha1.GpuService"
+                ),
+            ]
+            listed, described = info(iter(asked))
+
+    assert {service.name for service in listed.list_services_response.service} >= SERVICES
+    files = [
+        descriptor_pb2.FileDescriptorProto.FromString(body)
+        for body in described.file_descriptor_response.file_descriptor_proto
+    ]
+    [gpu] = [message for file in files for message in file.message_type if message.name == "Gpu"]
+    assert [field.name for field in gpu.field] == ["metadata", "spec", "status", "resource_version", "name"]
+
+
+def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with running_server(data):
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in data.iterdir()}
+
+    assert modes["d.sock"] == 0o660
+    assert modes["master.key"] == 0o600
+    assert modes["fleetplane.db"] == 0o600
+
+
+def test_the_authoritys_key_is_not_in_the_database_in_the_clear(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        server.stop()
+    stored = b"".join(path.read_bytes() for path in tmp_path.glob("fleetplane.db*"))
+
+    assert b"authority" in stored
+    assert b"PRIVATE KEY" not in stored
+
+
+def test_the_wrong_master_key_is_told_in_one_line(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        server.stop()
+    (tmp_path / "master.key").unlink()
+    refused = run_server(tmp_path, [])
+
+    assert refused.returncode == 1
+    assert "does not open with this master key" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_a_second_server_on_the_same_data_is_refused_naming_the_first(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        refused = run_server(tmp_path, [])
+
+        assert refused.returncode != 0
+        assert str(server.pid) in refused.stderr
+        assert "Traceback" not in refused.stderr
+        assert names(server) == []
+
+
+def test_a_taken_port_is_told_in_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        refused = run_server(tmp_path, ["--set", f"listeners.web.addresses={address}"])
+
+    assert refused.returncode != 0
+    assert address in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint", "code"),
+    [
+        (["--set", "gpus.lease=3"], "did you mean 'gpus.lease_seconds'", 2),
+        (["--only", "gpu"], "only: 'gpu' is not one of gpus", 2),
+        (["--config", "absent.toml"], "absent.toml", 2),
+        (["--set", "listeners.device-api.addresses=0.0.0.0:0"], "in plain text", 2),
+        (["--set", "listeners.device-api.addresses=nonsense"], "nonsense", 2),
+        (["--set", "nonsense"], "expected section.key=value", 2),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(
+    tmp_path: Path, arguments: list[str], complaint: str, code: int
+) -> None:
+    refused = run_server(tmp_path, arguments)
+
+    assert complaint in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert refused.returncode == code
+
+
+def test_settings_come_from_the_file_too(tmp_path: Path) -> None:
+    config = tmp_path / "fleetplane.toml"
+    config.write_text("[gpus]\nmax_gpus = 1\n")
+    with running_server(tmp_path / "data", "--config", str(config), "--only", "gpus") as server:
+        register(server, "gpu-1")
+        with pytest.raises(grpc.RpcError) as caught:
+            register(server, "gpu-2")
+        assert isinstance(caught.value, grpc.Call)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
