@@ -133,6 +133,7 @@ def _store_settings(settings: Settings, data_dir: Path) -> StoreSettings:
         path=data_dir / "fleetplane.db",
         ring_events=settings.store.ring_events,
         history_revisions=settings.store.history_revisions,
+        group_limit=settings.store.group_limit,
     )
 
 

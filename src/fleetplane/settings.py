@@ -67,10 +67,13 @@ class StoreSection(Section, frozen=True):
     """Recent events kept in memory for watchers."""
     history_revisions: int = 100_000
     """Revisions from which a watch may resume; older ones are compacted."""
+    group_limit: int = 256
+    """Writes made durable together; 1 means one commit per write."""
 
     def __post_init__(self) -> None:
         _at_least("store.ring_events", self.ring_events, 1)
         _at_least("store.history_revisions", self.history_revisions, 1)
+        _at_least("store.group_limit", self.group_limit, 1)
 
 
 class IdentitySettings(Section, frozen=True):
