@@ -88,7 +88,7 @@ def fleetplane(data_dir: Path, core: int | None, settings: Sequence[str] = ()) -
     ready = data_dir.with_name(data_dir.name + ".ready")
     command = [
         str(Path(sys.executable).with_name("fleetplane")), "server",
-        "--data-dir", str(data_dir), "--ready-file", str(ready), "--log-level", "warning",
+        "--data-dir", str(data_dir), "--ready-file", str(ready), "--log-level", "error",
         "--set", "listeners.web.addresses=127.0.0.1:0",
         "--set", "listeners.device-api.addresses=127.0.0.1:0",
     ]  # fmt: skip
