@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,4 +31,8 @@ def execute(*arguments: str, timeout_seconds: float = 60.0) -> Outcome:
 
 def spawn(*arguments: str) -> subprocess.Popen[str]:
     """Start one command as its own process; the caller ends it."""
-    return subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    environment = dict(os.environ)
+    environment.pop("PYTHONUNBUFFERED", None)  # an unbuffered stdout loses the rest of a short write
+    return subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )

@@ -1,13 +1,20 @@
-"""The device API as the command line uses it: one channel, calls with deadlines, a watch that lasts."""
+"""The device API as the command line uses it: one channel, calls with deadlines, a watch that lasts.
+
+gRPC is never called on the main thread. That is where Ctrl-C is raised, at any instruction, and
+gRPC's own bookkeeping does not survive it there: closing the channel can then wait for ever.
+"""
 
 from __future__ import annotations
 
+import queue
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import grpc
 
@@ -24,6 +31,13 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),  # a list of 4,096 GPUs with long messages
 )
+
+STREAM_EVENTS_LIMIT = 256
+"""Events read ahead of the printer. Beyond it the stream waits, and the server coalesces."""
+
+WAIT_SLICE_SECONDS = 0.25
+
+T = TypeVar("T")
 
 RECONNECT = Backoff(first_seconds=0.2, ceiling_seconds=5.0)
 
@@ -68,38 +82,89 @@ class DeviceClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._channel.close()
+        away(self._channel.close)
 
     def get(self, name: str) -> gpu_pb2.Gpu:
         request = gpu_pb2.GetGpuRequest(name=name)
-        answer: gpu_pb2.GetGpuResponse = self._gpus.GetGpu(request, timeout=self._call_seconds)
+        answer: gpu_pb2.GetGpuResponse = self._call(self._gpus.GetGpu, request)
         return answer.gpu
 
     def list(self) -> gpu_pb2.GpuList:
         request = gpu_pb2.ListGpusRequest()
-        answer: gpu_pb2.ListGpusResponse = self._gpus.ListGpus(request, timeout=self._call_seconds)
+        answer: gpu_pb2.ListGpusResponse = self._call(self._gpus.ListGpus, request)
         return answer.gpu_list
 
     def stream(self, after: str, *, seconds: float | None) -> Iterator[gpu_pb2.WatchGpusResponse]:
         """Changes after that version; all there is first when the version is empty."""
         request = gpu_pb2.WatchGpusRequest(opts=gpu_pb2.ListOptions(resource_version=after))
-        yield from self._gpus.WatchGpus(request, timeout=seconds)
+        call = away(lambda: self._gpus.WatchGpus(request, timeout=seconds))
+        events: queue.Queue[gpu_pb2.WatchGpusResponse | grpc.RpcError | None]
+        events = queue.Queue(STREAM_EVENTS_LIMIT)
+
+        def read() -> None:
+            try:
+                for event in call:
+                    events.put(event)
+                events.put(None)
+            except grpc.RpcError as error:
+                events.put(error)
+
+        threading.Thread(target=read, name="device-api-watch", daemon=True).start()
+        try:
+            while (event := _take(events)) is not None:
+                if isinstance(event, grpc.RpcError):
+                    raise event
+                yield event
+        finally:
+            away(call.cancel)
 
     def set_condition(self, name: str, condition: gpu_pb2.Condition, provider_id: str) -> int:
         request = provider_pb2.UpdateGpuConditionRequest(
             name=name, condition=condition, provider_id=provider_id
         )
-        return int(self._provider.UpdateGpuCondition(request, timeout=self._call_seconds).resource_version)
+        answer: provider_pb2.UpdateGpuConditionResponse = self._call(
+            self._provider.UpdateGpuCondition, request
+        )
+        return answer.resource_version
 
     def register(self, name: str, uuid: str, provider_id: str) -> bool:
         request = provider_pb2.RegisterGpuRequest(
             name=name, spec=gpu_pb2.GpuSpec(uuid=uuid), provider_id=provider_id
         )
-        return bool(self._provider.RegisterGpu(request, timeout=self._call_seconds).created)
+        answer: provider_pb2.RegisterGpuResponse = self._call(self._provider.RegisterGpu, request)
+        return answer.created
 
     def unregister(self, name: str) -> bool:
         request = provider_pb2.UnregisterGpuRequest(name=name)
-        return bool(self._provider.UnregisterGpu(request, timeout=self._call_seconds).deleted)
+        answer: provider_pb2.UnregisterGpuResponse = self._call(self._provider.UnregisterGpu, request)
+        return answer.deleted
+
+    def _call(self, method: Callable[..., T], request: object) -> T:
+        return away(lambda: method(request, timeout=self._call_seconds))
+
+
+def away(call: Callable[[], T]) -> T:
+    """Make a blocking call on a thread of its own and wait for it in an interruptible way."""
+    outcome: queue.Queue[tuple[T | None, Exception | None]] = queue.Queue(1)
+
+    def work() -> None:
+        try:
+            outcome.put((call(), None))
+        except Exception as error:
+            outcome.put((None, error))
+
+    threading.Thread(target=work, name="device-api-call", daemon=True).start()
+    result, error = _take(outcome)
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
+
+
+def _take(source: queue.Queue[T]) -> T:
+    """Wait in slices: an interrupt that the system gave to another thread is seen at the next one."""
+    while True:
+        with suppress(queue.Empty):
+            return source.get(timeout=WAIT_SLICE_SECONDS)
 
 
 class Watch:
