@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import cast
 
 import grpc
+from google.protobuf import descriptor_pool
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
@@ -40,7 +44,7 @@ class HealthBoard:
 
     def add_to(self, app: GrpcApp) -> None:
         self._names.update(app.services())
-        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, cast(grpc.aio.Server, app))
+        health_pb2_grpc.add_HealthServicer_to_server(self._servicer, cast("grpc.aio.Server", app))
 
     async def serving(self) -> None:
         for name in sorted(self._names):
@@ -52,9 +56,9 @@ class HealthBoard:
 
 def add_reflection(app: GrpcApp) -> None:
     """Both generations of reflection; their messages are the same on the wire."""
-    names = [*app.services(), reflection.SERVICE_NAME]
-    servicer = reflection.aio.ReflectionServicer(service_names=names)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, cast(grpc.aio.Server, app))
+    names = [*app.services(), reflection.SERVICE_NAME, REFLECTION_V1]
+    servicer = reflection.aio.ReflectionServicer(service_names=names, pool=published_pool(names))
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, cast("grpc.aio.Server", app))
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
@@ -63,3 +67,55 @@ def add_reflection(app: GrpcApp) -> None:
     app.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(REFLECTION_V1, {"ServerReflectionInfo": handler}),)
     )
+
+
+def published_pool(services: Iterable[str]) -> DescriptorPool:
+    """The descriptors that reflection shows: ours, with the JSON names that clients print.
+
+    Python's generated code leaves the JSON names out, and clients then print the fields' own
+    names, so they are filled in on copies. The second generation of reflection has no
+    generated code in Python; its description is that of the first under another package.
+    """
+    pool = DescriptorPool()
+    added: set[str] = set()
+    for service in services:
+        if service == REFLECTION_V1:
+            pool.Add(_renamed(FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb)))
+        else:
+            _publish(descriptor_pool.Default().FindFileContainingSymbol(service), pool, added)
+    return pool
+
+
+def _publish(file: FileDescriptor, pool: DescriptorPool, added: set[str]) -> None:
+    if file.name in added:
+        return
+    added.add(file.name)
+    for dependency in file.dependencies:
+        _publish(dependency, pool, added)
+    pool.Add(_with_json_names(FileDescriptorProto.FromString(file.serialized_pb)))
+
+
+def _with_json_names(file: FileDescriptorProto) -> FileDescriptorProto:
+    pending = list(file.message_type)
+    while pending:
+        message = pending.pop()
+        pending += message.nested_type
+        for field in message.field:
+            head, *tail = field.name.split("_")
+            field.json_name = field.json_name or head + "".join(part[:1].upper() + part[1:] for part in tail)
+    return file
+
+
+def _renamed(file: FileDescriptorProto) -> FileDescriptorProto:
+    """The first generation's file as the second's."""
+    old, new = f".{file.package}.", ".grpc.reflection.v1."
+    file.package, file.name = "grpc.reflection.v1", "grpc/reflection/v1/reflection.proto"
+    for message in file.message_type:
+        for field in message.field:
+            if field.type_name:  # setting it on a scalar, even to nothing, would make it invalid
+                field.type_name = field.type_name.replace(old, new)
+    for service in file.service:
+        for method in service.method:
+            method.input_type = method.input_type.replace(old, new)
+            method.output_type = method.output_type.replace(old, new)
+    return _with_json_names(file)
