@@ -63,6 +63,10 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Like an event's memo, for those who encode whole batches."""
 
 
+_NOTHING = Batch(revision=0)
+"""What a watch takes that has seen everything."""
+
+
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of history: every event after the asked revision up to and including `revision`."""
 
@@ -214,7 +218,10 @@ class Hub:
     # What watches ask.
 
     def _park(self, watch: Watch) -> None:
-        self._waiting.setdefault(watch.kind, {}).setdefault(watch.scope, {})[watch] = None
+        try:
+            self._waiting[watch.kind][watch.scope][watch] = None
+        except KeyError:  # the first to wait here since the last event
+            self._waiting.setdefault(watch.kind, {})[watch.scope] = {watch: None}
 
     def _leave(self, watch: Watch) -> None:
         self.watchers -= 1
@@ -276,7 +283,7 @@ class Watch:
     """One watcher: take batches with `next()` or by iterating, one consumer at a time."""
 
     __slots__ = (
-        "_closed", "_deadline", "_hub", "_parked", "_position", "_replaying", "_timer", "_wait",
+        "_closed", "_deadline", "_hub", "_loop", "_parked", "_position", "_replaying", "_timer", "_wait",
         "kind", "revision", "scope",
     )  # fmt: skip
 
@@ -291,6 +298,7 @@ class Watch:
         self._parked = False
         """Caught up, and listed with the hub: nothing happened for it until the hub wakes it."""
         self._wait: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -321,8 +329,8 @@ class Watch:
     def _take(self) -> Batch | None:
         """What memory can give; None if the database must be asked."""
         hub = self._hub
-        if self._parked:
-            return Batch(revision=self.revision)
+        if self._parked or self._position == hub._base + len(hub._events):
+            return _NOTHING
         if self._replaying:
             self._position = hub._position(self.revision)
             self._replaying = self._position is None
@@ -356,7 +364,9 @@ class Watch:
         if not self._parked:
             self._hub._park(self)
             self._parked = True
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:
+            self._loop = loop = asyncio.get_running_loop()
         self._wait = wait = loop.create_future()
         if deadline is not None:
             self._arm(loop, deadline)

@@ -6,7 +6,7 @@ from fleetplane.domains.gpus import wire
 from fleetplane.domains.gpus.kinds import Gpu
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.wire import Dialect
-from fleetplane.kernel.watch import Event
+from fleetplane.kernel.watch import Batch, Event
 from fleetplane.rpc import Framed
 
 SPARE_ENTRIES = 64
@@ -61,6 +61,15 @@ class Encodings:
             # A deleted GPU's encoding is of no use to a later reader.
             body = wire.encode_gpu(gpu, self._dialect) if event.type == "DELETED" else self.item(gpu)
             framed = event.memo[self._dialect] = Framed(wire.encode_event(event.type, body))
+        assert isinstance(framed, Framed)
+        return framed
+
+    def events(self, batch: Batch) -> Framed:
+        """All events of a batch; watchers at the same place are given the same one."""
+        framed = batch.memo.get(self._dialect)
+        if framed is None:
+            framed = Framed.join([self.event(event) for event in batch.events])
+            batch.memo[self._dialect] = framed
         assert isinstance(framed, Framed)
         return framed
 

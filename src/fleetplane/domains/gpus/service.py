@@ -53,8 +53,9 @@ class GpuReader:
         await self._gpus.settled()
         return self._encodings[dialect].list()
 
-    async def watch(self, after: int | None, dialect: Dialect) -> AsyncIterator[Framed]:
+    async def watch(self, after: int | None, dialect: Dialect, context: CallContext) -> AsyncIterator[Framed]:
         """Everything that is, then everything that changes; only the latter after a version."""
+        await context.send_initial_metadata(())
         encodings = self._encodings[dialect]
         await self._gpus.settled()
         snapshot: Sequence[Gpu] = ()
@@ -72,10 +73,7 @@ class GpuReader:
                 async for batch in watch:
                     for event in batch.events:
                         self.events_sent[event.type] += 1
-                    if len(batch.events) == 1:
-                        yield encodings.event(batch.events[0])
-                    elif batch.events:
-                        yield Framed.join([encodings.event(event) for event in batch.events])
+                    yield encodings.events(batch)
             finally:
                 self._watches.discard(watch)
         raise Unavailable(f"the server is shutting down; watch again from resource_version {watch.revision}")
@@ -107,14 +105,9 @@ class GpuService:
     async def ListGpus(self, _request: gpu_pb2.ListGpusRequest, context: CallContext) -> Framed:
         return await self._reader.list(self._spoken(context))
 
-    async def WatchGpus(
-        self, request: gpu_pb2.WatchGpusRequest, context: CallContext
-    ) -> AsyncIterator[Framed]:
+    def WatchGpus(self, request: gpu_pb2.WatchGpusRequest, context: CallContext) -> AsyncIterator[Framed]:
         after = wire.resource_version(request.opts.resource_version)
-        dialect = self._spoken(context)
-        await context.send_initial_metadata(())
-        async for events in self._reader.watch(after, dialect):
-            yield events
+        return self._reader.watch(after, self._spoken(context), context)
 
 
 class FirstGpuService:
@@ -129,12 +122,8 @@ class FirstGpuService:
     async def ListGpus(self, _request: first_pb2.ListGpusRequest, _context: CallContext) -> Framed:
         return await self._reader.list(Dialect.FIRST)
 
-    async def WatchGpus(
-        self, _request: first_pb2.WatchGpusRequest, context: CallContext
-    ) -> AsyncIterator[Framed]:
-        await context.send_initial_metadata(())
-        async for events in self._reader.watch(None, Dialect.FIRST):
-            yield events
+    def WatchGpus(self, _request: first_pb2.WatchGpusRequest, context: CallContext) -> AsyncIterator[Framed]:
+        return self._reader.watch(None, Dialect.FIRST, context)
 
 
 class ProviderService:
