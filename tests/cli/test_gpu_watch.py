@@ -52,7 +52,16 @@ def test_an_event_seen_before_is_not_told_again() -> None:
     assert kinds(watch.on_event(event("MODIFIED", gpu("a", 2)))) == ["MODIFIED"]
     assert kinds(watch.on_event(event("DELETED", gpu("a", 3)))) == ["DELETED"]
     assert kinds(watch.on_event(event("DELETED", gpu("a", 3)))) == []
-    assert watch.version == "3"
+
+
+def test_a_stream_that_broke_inside_a_version_is_resumed_before_it() -> None:
+    watch = Watch()
+    list(watch.on_list(listed(2, gpu("a", 1), gpu("b", 2))))
+    assert watch.version == "2"
+    assert kinds(watch.on_event(event("MODIFIED", gpu("a", 3)))) == ["MODIFIED"]
+    assert watch.version == "2"  # the same version may hold news of b that we have not seen
+    assert kinds(watch.on_event(event("MODIFIED", gpu("a", 3)))) == []
+    assert kinds(watch.on_event(event("MODIFIED", gpu("b", 3)))) == ["MODIFIED"]
 
 
 def test_outside_a_terminal_each_change_is_a_line(device_api: DeviceApiDouble) -> None:

@@ -193,7 +193,9 @@ class Watch:
 
     def on_event(self, event: gpu_pb2.WatchGpusResponse) -> Iterator[Change]:
         gpu, name = event.object, name_of(event.object)
-        self.version = str(gpu.resource_version)
+        # One version may change several GPUs, each in its own event. Only what came before it is
+        # sure to be complete; what is then sent twice is recognised below.
+        self.version = str(gpu.resource_version - 1)
         known = self.gpus.get(name)
         if event.type == "DELETED":
             if self.gpus.pop(name, None) is not None:
