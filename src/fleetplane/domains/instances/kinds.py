@@ -1,0 +1,122 @@
+"""What the instances domain keeps.
+
+An instance's state is not stored as a word; it follows from which of its moments have come
+(see `rules`). Health reports are not stored at all: they move the liveness of the instance,
+and only what follows from them is written.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fleetplane.kernel.resources import Kind, Resource
+
+
+def tenant_scope(tenant: str) -> str:
+    return f"tenant/{tenant}"
+
+
+class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the instance was made as. Never changes."""
+
+    cluster: str
+    shard: str
+    group: str
+    template: str
+    prefix: str
+    """Three letters: the template's kind, and the beginning of the instance's id."""
+    on_demand: bool = False
+    """Made for a caller, not for a group's size; never replaced."""
+    arch: str = ""
+    instance_type: str = ""
+    subnet: str = ""
+    vars: dict[str, str] = {}
+    infra_hash: str = ""
+    """Of the configuration it was made from; a different one today means drift."""
+    replaces: str = ""
+    """The instance whose place it is to take."""
+
+
+class Drain(msgspec.Struct, frozen=True, kw_only=True):
+    """On its way out, and what it is waiting for."""
+
+    reason: str
+    started_at_ns: int
+    delete_at_ns: int
+    """When it goes even if nobody has acknowledged."""
+    acked_at_ns: int | None = None
+    replace: bool = True
+    """Whether another must exist before this one goes."""
+
+
+class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """What has happened to it so far."""
+
+    provider_id: str = ""
+    provider_status: str = ""
+    nonce_digest: str = ""
+    nonce_expires_at_ns: int = 0
+    registered_at_ns: int | None = None
+    key_digest: str = ""
+    """SHA-256 of the public key it registered with, so that a retry can be told from a theft."""
+    certificate_serial: str = ""
+    certificate_expires_at_ns: int | None = None
+    private_ipv4: str = ""
+    private_ipv6: str = ""
+    hostname: str = ""
+    agent_version: str = ""
+    unhealthy_since_ns: int | None = None
+    drain: Drain | None = None
+    deleting_at_ns: int | None = None
+    """When the provider was asked to delete it."""
+    deleted_at_ns: int | None = None
+    """When it was found gone; the record is purged some time later."""
+    last_error: str = ""
+
+
+class GroupOverride(msgspec.Struct, frozen=True, kw_only=True):
+    """What operators set at run time: a whole group of their own, or changes to a configured one."""
+
+    template: str = ""
+    size: int = 0
+    instance_type: str = ""
+    subnet_pool: str = ""
+    vars: dict[str, str] = {}
+
+
+class Nothing(msgspec.Struct, frozen=True, kw_only=True):
+    """For kinds that have no status of their own."""
+
+
+class TenantSleep(msgspec.Struct, frozen=True, kw_only=True):
+    asleep: bool = False
+    wake_at_ns: int | None = None
+
+
+class PublicKeyFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The public half of a key pair that an agent made and keeps."""
+
+    instance: str
+    filename: str
+    pem: str
+
+
+class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator that has registered."""
+
+    client: str
+    key_digest: str
+    certificate_serial: str
+    registered_at_ns: int
+    expires_at_ns: int
+
+
+Instance = Resource[InstanceSpec, InstanceStatus]
+
+INSTANCE: Kind[InstanceSpec, InstanceStatus] = Kind(name="instance", spec=InstanceSpec, status=InstanceStatus)
+GROUP: Kind[GroupOverride, Nothing] = Kind(name="instance-group", spec=GroupOverride, status=Nothing)
+TENANT: Kind[TenantSleep, Nothing] = Kind(name="instance-tenant", spec=TenantSleep, status=Nothing)
+PUBLIC_KEY: Kind[PublicKeyFile, Nothing] = Kind(name="instance-key", spec=PublicKeyFile, status=Nothing)
+OPERATOR: Kind[OperatorRecord, Nothing] = Kind(name="instance-operator", spec=OperatorRecord, status=Nothing)
+
+KINDS = (INSTANCE, GROUP, TENANT, PUBLIC_KEY, OPERATOR)
