@@ -50,6 +50,10 @@ def test_an_unknown_command_is_a_usage_error_that_names_the_nearest(invoke: Invo
     assert outcome.out == ""
 
 
+def test_an_unknown_verb_of_a_group_names_the_nearest_too(invoke: Invoke) -> None:
+    assert "Did you mean 'list'?" in invoke("gpus", "lst").err
+
+
 def test_a_command_like_no_other_lists_what_there_is(invoke: Invoke) -> None:
     assert "agent, audit, gpus, server" in invoke("zzzz").err
 

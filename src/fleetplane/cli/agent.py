@@ -8,10 +8,11 @@ from typing import Any
 import click
 
 from fleetplane.cli.address import default_address
+from fleetplane.cli.lazy import LazyGroup
 from fleetplane.cli.parameters import DURATION, address_option
 
 
-@click.group()
+@click.group(cls=LazyGroup)
 def agent() -> None:
     """Run the node side: report on this machine."""
 

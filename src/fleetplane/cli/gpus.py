@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fleetplane.cli.lazy import LazyGroup
 from fleetplane.cli.output import Format, format_option
 from fleetplane.cli.parameters import CONDITION, DURATION, ConditionTerm, address_option
 
@@ -30,7 +31,7 @@ provider_option = click.option(
 )
 
 
-@click.group()
+@click.group(cls=LazyGroup)
 def gpus() -> None:
     """Read, watch and report GPU health."""
 

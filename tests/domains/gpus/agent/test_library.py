@@ -246,6 +246,28 @@ def test_the_same_seed_and_clock_give_the_same_fate() -> None:
     assert len(story(1)) > 20
 
 
+def test_a_lost_simulated_gpu_does_not_keep_the_wait_awake() -> None:
+    asked = 0
+
+    def clock() -> float:
+        nonlocal asked
+        asked += 1
+        return time.monotonic()
+
+    library = SimulatedLibrary(1, clock=clock)
+    library.open()
+    events = library.event_set()
+    (device,) = library.devices()
+    events.add(device, WATCHED_EVENTS)
+    device.next_event_at = 0.0  # type: ignore[attr-defined]  # overdue, as it is after a long silence
+    library.lose(device.uuid())
+    with pytest.raises(GpuLost):
+        events.wait(10)
+    asked = 0
+    assert events.wait(100) is None
+    assert asked < 50
+
+
 async def test_a_driver_that_hangs_does_not_hang_the_caller() -> None:
     release = threading.Event()
     with pytest.raises(DriverUnavailable, match="did not answer"):

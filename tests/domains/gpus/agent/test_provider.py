@@ -74,7 +74,7 @@ async def running(
 
 async def until(met: Callable[[], object], *, within_seconds: float = 15.0) -> None:
     async with asyncio.timeout(within_seconds):
-        while not met():  # noqa: ASYNC110  # the other side is a thread, it sets no event of this loop
+        while not met():  # the other side is a thread, it sets no event of this loop
             await asyncio.sleep(0.01)
 
 

@@ -156,12 +156,10 @@ class SimulatedLibrary:
                 event = self._take(watched)
                 if event is not None:
                     return event
-                wake_at = min(
-                    [deadline, *(gpu.next_event_at for gpu in self._gpus if gpu.identity in watched)]
-                )
                 if self._clock() >= deadline:
                     return None
-                self._changed.wait(max(0.0, wake_at - self._clock()))
+                coming = [gpu.next_event_at for gpu in self._gpus if not gpu.lost]
+                self._changed.wait(max(0.0, min([deadline, *coming]) - self._clock()))
 
     def _take(self, watched: dict[GpuUuid, EventKind]) -> Event | None:
         now = self._clock()
