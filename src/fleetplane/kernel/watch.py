@@ -308,11 +308,18 @@ class Watch:
 
     async def next(self, *, idle_seconds: float | None = None) -> Batch:
         """The next events; or, after `idle_seconds` without any, a bookmark at the current revision."""
+        if idle_seconds is None:
+            return await self._next(None)
+        return await self._next(asyncio.get_running_loop().time() + idle_seconds)
+
+    async def _next(self, deadline: float | None) -> Batch:
+        # One coroutine from the consumer down to the future it waits for: with a thousand
+        # watchers, every one between them is resumed a thousand times per event.
         if self._wait is not None:
             raise RuntimeError(f"{self!r} has a consumer already")
-        deadline = None if idle_seconds is None else asyncio.get_running_loop().time() + idle_seconds
         while True:
-            self._check_open()
+            if self._closed or self._hub.closed:
+                self._check_open()
             batch = self._take()
             if batch is None:
                 batch = await self._replay()
@@ -320,7 +327,12 @@ class Watch:
                 return batch
             if self._replaying:
                 continue
-            if not await self._woken(deadline):
+            wait = self._begin_wait(deadline)
+            try:
+                await wait
+            finally:
+                self._wait = None
+            if self._parked:
                 self._check_open()
                 self.revision = self._hub.revision
                 self._position = self._hub._position(self.revision)
@@ -345,12 +357,9 @@ class Watch:
                 self._replaying = True
                 return None
             batch = refill
-        self._advance(batch.revision)
+        self.revision = batch.revision
+        self._position = hub._base + len(hub._events)
         return batch
-
-    def _advance(self, revision: int) -> None:
-        self.revision = revision
-        self._position = self._hub._base + len(self._hub._events)
 
     async def _replay(self) -> Batch:
         """One page of history; the ring takes over as soon as it reaches back to the cursor."""
@@ -359,8 +368,8 @@ class Watch:
         self.revision = page.revision
         return Batch(revision=page.revision, events=page.events)
 
-    async def _woken(self, deadline: float | None) -> bool:
-        """Wait for the hub; False if the deadline came first."""
+    def _begin_wait(self, deadline: float | None) -> asyncio.Future[None]:
+        """What is done when the hub wakes this watch, or when the deadline comes: then it stays parked."""
         if not self._parked:
             self._hub._park(self)
             self._parked = True
@@ -370,11 +379,7 @@ class Watch:
         self._wait = wait = loop.create_future()
         if deadline is not None:
             self._arm(loop, deadline)
-        try:
-            await wait
-        finally:
-            self._wait = None
-        return not self._parked
+        return wait
 
     def _arm(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
         """See that the deadline is noticed. A timer is moved on only when it fires, not for each event."""
@@ -447,7 +452,7 @@ class Watch:
         if self._closed:
             raise StopAsyncIteration
         try:
-            return await self.next()
+            return await self._next(None)
         except Unavailable:
             if self._closed:
                 raise StopAsyncIteration from None
