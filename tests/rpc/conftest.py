@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from rpc.targets import KINDS, Certificates, Target, make_certificates, open_target
+
+
+@pytest.fixture(autouse=True)
+def quiet_log() -> Iterator[None]:
+    """Thousands of calls are ended on purpose here; tests that care capture the events."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

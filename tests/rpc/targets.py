@@ -73,6 +73,7 @@ def make_app(
     limits: RpcLimits | None = None,
     statistics: CallStatistics | None = None,
     seal: bool = True,
+    watch_departures: bool = False,
 ) -> GrpcApp:
     app = GrpcApp(
         listener="probe",
@@ -86,6 +87,7 @@ def make_app(
         clock=SystemClock(),
         statistics=statistics or CallStatistics(),
         limits=limits,
+        watch_departures=watch_departures,
     )
     app.add_service(service_descriptor(), probe)
     if seal:
@@ -151,6 +153,8 @@ class Target:
         self.journal: Journal = probe.journal
         self.open_channel = open_channel
         self.channel = open_channel()
+        self.app: GrpcApp | None = None
+        """Ours, when it is ours."""
 
     @property
     def ours(self) -> bool:
@@ -189,8 +193,9 @@ async def open_target(
     opened = (
         _open_grpc(probe) if kind == "grpc.aio" else _open_ours(kind, probe, folder, certificates, limits)
     )
-    async with opened as channel_to:
+    async with opened as (channel_to, app):
         target = Target(kind, probe, channel_to)
+        target.app = app
         try:
             yield target
         finally:
@@ -199,13 +204,13 @@ async def open_target(
 
 
 @contextlib.asynccontextmanager
-async def _open_grpc(probe: Probe) -> AsyncIterator[Callable[..., grpc.aio.Channel]]:
+async def _open_grpc(probe: Probe) -> AsyncIterator[tuple[Callable[..., grpc.aio.Channel], GrpcApp | None]]:
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, grpc_handlers(probe)),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        yield _insecure(f"127.0.0.1:{port}")
+        yield _insecure(f"127.0.0.1:{port}"), None
     finally:
         await server.stop(0)
 
@@ -227,12 +232,17 @@ def grpc_handlers(probe: Probe) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
 @contextlib.asynccontextmanager
 async def _open_ours(
     kind: str, probe: Probe, folder: Path, certificates: Certificates, limits: RpcLimits | None
-) -> AsyncIterator[Callable[..., grpc.aio.Channel]]:
+) -> AsyncIterator[tuple[Callable[..., grpc.aio.Channel], GrpcApp | None]]:
     authentication = Authentication.CERTIFICATE if kind == "mtls" else Authentication.LOCAL
-    app = make_app(probe, rows(authentication=authentication), limits=limits)
+    app = make_app(
+        probe,
+        rows(authentication=authentication),
+        limits=limits,
+        watch_departures=kind == "hypercorn",
+    )
     if kind == "hypercorn":
         async with serve_hypercorn(app) as port:
-            yield _insecure(f"127.0.0.1:{port}")
+            yield _insecure(f"127.0.0.1:{port}"), app
         return
     tls = TlsFiles(
         certificate=certificates.server,
@@ -249,9 +259,9 @@ async def _open_ours(
     async with open_listener(spec, grace_seconds=0.2) as listener:
         address = listener.addresses[0]
         if kind == "mtls":
-            yield _secure(address.removeprefix("https://"), certificates)
+            yield _secure(address.removeprefix("https://"), certificates), app
         else:
-            yield _insecure(address.removeprefix("http://"))
+            yield _insecure(address.removeprefix("http://")), app
         await app.drain(0.0)
 
 

@@ -46,7 +46,13 @@ class GrpcApp:
         clock: Clock,
         statistics: CallStatistics,
         limits: RpcLimits | None = None,
+        watch_departures: bool = False,
     ) -> None:
+        """With `watch_departures` the layer itself looks out for clients that leave.
+
+        Needed on ASGI servers that only announce it to those who receive. Ours cancels the call's
+        task, which costs a quiet stream neither a task nor a timer.
+        """
         self._table = table
         self._authenticators = authenticators
         self._handlers: dict[str, Handler] = {}
@@ -61,6 +67,7 @@ class GrpcApp:
             limits=self._limits,
             calls=set(),
             idle=asyncio.Event(),
+            watch_departures=watch_departures,
         )
         self._sealed = False
 

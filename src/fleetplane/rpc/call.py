@@ -34,7 +34,6 @@ from fleetplane.rpc.status import Status, status_of
 _log = structlog.get_logger("fleetplane.rpc")
 _OK = Status(code=status.OK)
 _NO_HEADERS: list[Header] = []
-_WATCH_AGAIN_SECONDS = 1.0
 # A client leaves at its deadline, by its own clock; within this much of ours that is the reason.
 _DEADLINE_SLACK_SECONDS = 0.05
 
@@ -75,6 +74,7 @@ class House:
     limits: RpcLimits
     calls: set[Call]
     idle: asyncio.Event
+    watch_departures: bool = False
     draining: bool = False
 
 
@@ -82,12 +82,14 @@ class Call:
     __slots__ = (
         "_cancelled_here",
         "_context",
+        "_crash",
         "_ending",
         "_exchange",
         "_house",
         "_loop",
         "_method",
         "_own_status",
+        "_returned",
         "_started",
         "_task",
         "_timer",
@@ -107,13 +109,15 @@ class Call:
         self._ending: Ending | None = None
         self._own_status = _OK
         self._cancelled_here = False
+        self._crash: Exception | None = None
+        self._returned: BaseException | None = None
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._watch_timer: asyncio.TimerHandle | None = None
 
     async def serve(self, timeout_seconds: float | None) -> None:
-        """Answer the call. Raises nothing but the cancellation of the task it runs in."""
+        """Answer the call. Raises nothing but what the server under us threw in: that the client left."""
         house, method = self._house, self._method
         if timeout_seconds is not None:
             self._context._deadline = self._started + timeout_seconds
@@ -138,6 +142,10 @@ class Call:
             if self._ending is not None and not self._exchange.ended:
                 ended = self._ending.value
             self._finish(ended)
+        if self._returned is not None:
+            # The server's own word that the client left. Giving it back says that we have understood;
+            # returning instead would look like an answer that was forgotten.
+            raise self._returned
         if not self._exchange.ended and self._ending is not Ending.CLIENT_GONE:
             await self._tell(ended)
 
@@ -228,7 +236,10 @@ class Call:
         remaining = self._context.time_remaining()
         if remaining is not None:
             self._timer = loop.call_later(remaining, self.end, Ending.DEADLINE)
-        self._watch_timer = loop.call_later(self._house.limits.watch_after_seconds, self._watch)
+        if self._house.watch_departures:
+            self._watch_timer = loop.call_later(self._house.limits.watch_after_seconds, self._watch)
+        elif not (self._exchange.request_ended or self._method.handler.request_streaming):
+            self._watch_timer = loop.call_later(self._house.limits.request_seconds, self._check_request)
 
     def cancelling(self) -> None:
         if self._ending is None:
@@ -248,23 +259,23 @@ class Call:
             self._cancelled_here = True
             self._task.cancel()
 
+    def _check_request(self) -> None:
+        if not self._exchange.request_ended:
+            self.end(Ending.SLOW_REQUEST)
+
     def _watch(self) -> None:
-        """A call that takes its time: look out for the client leaving, and for a request that stalls."""
+        """Look out for the client leaving; until the request has ended, again and again."""
         assert self._loop is not None
-        exchange, again = self._exchange, _WATCH_AGAIN_SECONDS
-        if exchange.request_ended or self._method.handler.request_streaming:
-            exchange.watch(self._departed)
-        else:
-            again = self._house.limits.request_seconds - (self._house.clock.monotonic() - self._started)
-            if again <= 0:
-                self.end(Ending.SLOW_REQUEST)
-                return
-        # Once the request has ended the watch stands; until then whoever reads takes over from it.
-        self._watch_timer = (
-            None
-            if exchange.request_ended
-            else self._loop.call_later(min(again, _WATCH_AGAIN_SECONDS), self._watch)
-        )
+        waited = self._house.clock.monotonic() - self._started
+        if self._exchange.request_ended:
+            self._watch_timer = None
+            self._exchange.watch(self._departed)
+            return
+        if self._method.handler.request_streaming:
+            self._exchange.watch(self._departed)
+        elif waited >= self._house.limits.request_seconds:
+            self.end(Ending.SLOW_REQUEST)
+        self._watch_timer = self._loop.call_later(self._house.limits.watch_after_seconds, self._watch)
 
     def _departed(self) -> None:
         self.end(Ending.CLIENT_GONE)
@@ -289,6 +300,7 @@ class Call:
             case ClientGone():
                 if self._ending is None:
                     self._ending = Ending.CLIENT_GONE
+                self._returned = error.__cause__
                 return self._ending.value
             case MessageTooLarge():
                 self._house.statistics.hit(Bound.MESSAGE_BYTES)
@@ -298,7 +310,7 @@ class Call:
             case WrongCardinality():
                 return Status(code=status.UNIMPLEMENTED, message=str(error))
             case Exception():
-                _log.error("rpc.crashed", method=self._context.method, exc_info=error)
+                self._crash = error
                 return Status(code=status.UNKNOWN, message="the server failed at this call; its log says why")
             case _:
                 raise error
@@ -337,6 +349,7 @@ class Call:
             peer=context.connection.peer,
             principal=principal.name if principal else None,
             seconds=round(seconds, 6),
+            **({"exc_info": self._crash} if self._crash is not None else {}),
         )
 
     async def _tell(self, ended: Status) -> None:

@@ -36,7 +36,7 @@ class RpcLimits:
     metadata_bytes: int = 16 * 1024
     """Names and values together, as received: where grpc's own servers stop too."""
     watch_after_seconds: float = 0.05
-    """A handler still busy after this gets a task that watches for the client leaving."""
+    """Where departures are watched for: a handler busy for longer gets a watcher, and no other."""
     request_seconds: float = 60.0
     """The one message of a unary request must be here by then, whatever the deadline."""
     cleanup_seconds: float = 5.0

@@ -8,7 +8,6 @@ written in `sockets`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -75,7 +74,7 @@ class Listener:
     def stop_accepting(self) -> None:
         """Take no new connections. Streams that are open go on until they end or the grace is over."""
         for bound in self._sockets:
-            bound.remove_file()
+            bound.close()
         self._server.shutdown()
 
     def __repr__(self) -> str:
@@ -87,17 +86,17 @@ async def open_listener(spec: ListenerSpec, *, grace_seconds: float) -> AsyncIte
     """Listen from entry to exit. On exit, open streams have `grace_seconds` to end."""
     sockets = _open_all(spec)
     try:
-        server = h2corn.Server(spec.app, server_config(spec, sockets, grace_seconds=grace_seconds))
-        async with asyncio.TaskGroup() as tasks:
-            with _banner_withheld():
-                serving = tasks.create_task(server.serve(), name=f"listener-{spec.name}")
-                await _started(spec, server, serving)
-            listener = Listener(spec.name, sockets, server, scheme="https" if spec.tls else "http")
-            _log.info("listener.opened", listener=spec.name, addresses=listener.addresses)
-            try:
-                yield listener
-            finally:
-                server.shutdown()
+        server = h2corn.Server(spec.app, _checked_config(spec, sockets, grace_seconds))
+        with _banner_withheld():
+            serving = asyncio.create_task(server.serve(), name=f"listener-{spec.name}")
+            await _started(spec, server, serving)
+        listener = Listener(spec.name, sockets, server, scheme="https" if spec.tls else "http")
+        _log.info("listener.opened", listener=spec.name, addresses=listener.addresses)
+        try:
+            yield listener
+        finally:
+            listener.stop_accepting()
+            await _stopped(spec, serving)
     finally:
         for bound in sockets:
             bound.close()
@@ -124,10 +123,27 @@ async def _started(spec: ListenerSpec, server: h2corn.Server, serving: asyncio.T
     try:
         async with asyncio.timeout(START_SECONDS):
             await server.wait_started()
-    except (ValueError, OSError) as error:
-        with contextlib.suppress(ValueError, OSError):
-            await serving
-        raise SettingsError(f"listener {spec.name} does not start: {error}") from error
+    except BaseException as error:
+        serving.cancel()
+        await asyncio.wait((serving,))
+        if isinstance(error, ValueError | OSError | RuntimeError):
+            raise SettingsError(f"listener {spec.name} does not start: {error}") from error
+        raise
+
+
+async def _stopped(spec: ListenerSpec, serving: asyncio.Task[None]) -> None:
+    """Wait for the HTTP server's own end, which its grace bounds."""
+    try:
+        await serving
+    except RuntimeError as error:
+        _log.warning("listener.grace_exceeded", listener=spec.name, reason=str(error))
+
+
+def _checked_config(spec: ListenerSpec, sockets: list[BoundSocket], grace_seconds: float) -> h2corn.Config:
+    try:
+        return server_config(spec, sockets, grace_seconds=grace_seconds)
+    except ValueError as error:
+        raise SettingsError(f"listener {spec.name} cannot be configured so: {error}") from error
 
 
 def server_config(spec: ListenerSpec, sockets: list[BoundSocket], *, grace_seconds: float) -> h2corn.Config:

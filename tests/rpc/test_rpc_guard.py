@@ -1,0 +1,144 @@
+"""The hand-driven coroutine: armed only when it waits, cancelled only once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from fleetplane.rpc.guard import Guard
+
+
+class Watched:
+    def __init__(self, cleanup_seconds: float = 5.0) -> None:
+        self.cleanup_seconds = cleanup_seconds
+        self.seen: list[str] = []
+
+    def suspended(self) -> None:
+        self.seen.append("suspended")
+
+    def cancelling(self) -> None:
+        self.seen.append("cancelling")
+
+    def overstayed(self) -> None:
+        self.seen.append("overstayed")
+
+
+async def run(watched: Watched, work: Callable[[], Awaitable[Any]]) -> Any:
+    return await Guard(watched, work())
+
+
+async def test_what_never_waits_is_never_armed() -> None:
+    async def work() -> int:
+        return 7
+
+    watched = Watched()
+    assert await run(watched, work) == 7
+    assert watched.seen == []
+
+
+async def test_what_waits_is_armed_once() -> None:
+    async def work() -> int:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0.001)
+        return 7
+
+    watched = Watched()
+    assert await run(watched, work) == 7
+    assert watched.seen == ["suspended"]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+async def test_an_exception_passes_through(wait: bool) -> None:
+    async def work() -> None:
+        if wait:
+            await asyncio.sleep(0)
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        await run(Watched(), work)
+
+
+async def test_an_exception_may_be_caught_inside_after_waiting() -> None:
+    async def work() -> str:
+        future = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(future.set_exception, KeyError("x"))
+        try:
+            await future
+        except KeyError:
+            return "caught"
+        return "missed"
+
+    assert await run(Watched(), work) == "caught"
+
+
+async def test_futures_can_be_awaited_directly() -> None:
+    async def work() -> int:
+        return 7
+
+    assert await Guard(Watched(), asyncio.ensure_future(work())) == 7
+
+
+@pytest.mark.parametrize("pause", [0, 0.02])
+async def test_later_cancellations_leave_the_cleanup_in_peace(pause: float) -> None:
+    steps: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            for step in range(3):
+                await asyncio.sleep(pause)
+                steps.append(f"cleanup {step}")
+
+    watched = Watched()
+    task = asyncio.create_task(run(watched, work))
+    await asyncio.sleep(0.001)
+    for _ in range(5):
+        task.cancel()
+        await asyncio.sleep(0.005)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert steps == ["cleanup 0", "cleanup 1", "cleanup 2"]
+    assert watched.seen == ["suspended", "cancelling"]
+
+
+async def test_a_cleanup_that_never_ends_is_ended() -> None:
+    async def work() -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            await asyncio.Event().wait()
+
+    watched = Watched(cleanup_seconds=0.02)
+    task = asyncio.create_task(run(watched, work))
+    await asyncio.sleep(0.001)
+    task.cancel()
+    async with asyncio.timeout(5):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert watched.seen == ["suspended", "cancelling", "overstayed"]
+
+
+async def test_a_timeout_inside_still_works() -> None:
+    async def work() -> str:
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.sleep(10)
+        except TimeoutError:
+            return "timed out"
+        return "not"
+
+    assert await run(Watched(), work) == "timed out"
+
+
+async def test_a_task_group_inside_still_works() -> None:
+    async def work() -> int:
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(asyncio.sleep(0.001, 1))
+            second = tasks.create_task(asyncio.sleep(0.002, 2))
+        return first.result() + second.result()
+
+    assert await run(Watched(), work) == 3
