@@ -185,6 +185,34 @@ async def test_heartbeats_name_the_gpus_and_keep_coming(rig: Rig, device_api: De
     assert sorted(beat.gpu_names) == sorted(rig.uuids)
 
 
+async def test_bad_news_from_a_time_without_connection_comes_before_the_first_heartbeat(
+    rig: Rig, device_api: DeviceApiDouble
+) -> None:
+    device_api.start()
+    async with running(rig.library, device_api) as it:
+        await until(lambda: device_api.calls_of("Heartbeat"))
+        await asyncio.to_thread(device_api.stop)
+        rig.xid(0, 79)
+        await until(lambda: it.log.of("gpu_xid"))
+        device_api.calls.clear()
+        device_api.start()
+        await until(lambda: device_api.calls_of("Heartbeat"))
+    # A heartbeat lets the server believe again what we had said: that the GPU is ready.
+    order = [method for method, _ in device_api.calls]
+    first = device_api.calls_of("UpdateGpuCondition")[0]
+    assert (first.name, first.condition.status) == (rig.uuids[0], "False")
+    assert order.index("UpdateGpuCondition") < order.index("Heartbeat")
+
+
+async def test_a_gpu_that_was_not_reported_is_not_vouched_for(rig: Rig, device_api: DeviceApiDouble) -> None:
+    device_api.put(rig.uuids[0])
+    device_api.refusals["RegisterGpu"] = grpc.StatusCode.RESOURCE_EXHAUSTED
+    device_api.start()
+    async with running(rig.library, device_api) as it:
+        await until(lambda: len(it.log.of("gpu_refused")) >= 3)
+        assert device_api.calls_of("Heartbeat") == []
+
+
 async def test_a_server_without_leases_is_served_all_the_same(rig: Rig, device_api: DeviceApiDouble) -> None:
     device_api.has_leases = False
     device_api.start()
@@ -305,6 +333,7 @@ async def test_no_gpus_is_no_error_and_needs_no_event_thread(
         await until(lambda: it.log.of("device_api_joined"))
     assert device_api.gpus == {}
     assert "create" not in fake_driver.calls
+    assert device_api.calls_of("Heartbeat") == []  # naming none would vouch for all
 
 
 async def test_stopping_is_prompt_frees_the_driver_and_leaves_the_gpus_registered(

@@ -194,10 +194,13 @@ class EventMonitor:
         """Until cancelled. The event set is freed by the thread that waits on it."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
+        failures: list[Exception] = []
 
         def work() -> None:
             try:
                 self._watch(loop)
+            except Exception as error:
+                failures.append(error)
             finally:
                 with suppress(RuntimeError):  # the loop is closed: the process is ending
                     loop.call_soon_threadsafe(ended.set)
@@ -205,7 +208,8 @@ class EventMonitor:
         threading.Thread(target=work, name="gpu-events", daemon=True).start()
         try:
             await ended.wait()
-            raise DriverError("the thread that waits for GPU events ended by itself")
+            cause = failures[0] if failures else None
+            raise DriverError(f"the thread that waits for GPU events ended: {cause!r}") from cause
         finally:
             self._stop.set()
             with suppress(TimeoutError):

@@ -47,6 +47,15 @@ class Ledger:
     def names(self) -> list[str]:
         return [gpu.name for gpu in self._gpus.values()]
 
+    @property
+    def vouched_for(self) -> list[str]:
+        """The GPUs of which the device API holds what we hold.
+
+        Only these may be named in a heartbeat: it lets the server believe again what we said
+        before a silence, and of the others we have something else to say by now.
+        """
+        return [gpu.name for gpu in self._gpus.values() if gpu.told == gpu.verdict]
+
     def adopt(self, sightings: Iterable[Sighting], *, now_ns: int) -> None:
         """Replace the GPUs by those of a new enumeration."""
         former, self._gpus = self._gpus | self._gone, {}

@@ -51,6 +51,7 @@ class Session:
         self._backoff = backoff
         self._clock = clock
         self._log = log
+        self._spoke = asyncio.Event()
         self.settled = False
         """The server has heard all we had to say at least once."""
 
@@ -78,6 +79,7 @@ class Session:
             self._changed.clear()
             refused = [gpu for gpu in self._ledger.owed() if not await self._tell(gpu)]
             refused += [gpu for gpu in self._ledger.gone() if not await self._take_leave(gpu)]
+            self._spoke.set()
             if not refused and not self.settled:
                 self.settled = True
                 self._log.info("device_api_joined", gpus=len(self._ledger.gpus))
@@ -121,15 +123,21 @@ class Session:
         return True
 
     async def _beat(self) -> NoReturn:
-        leases = True
+        """Renew the lease, for the GPUs that we vouch for and never before we have spoken.
+
+        A heartbeat that names no GPU would vouch for all we ever reported, so there is none then.
+        """
+        complained = False
+        await self._spoke.wait()
         while True:
             try:
-                await self._link.heartbeat(self._ledger.names)
+                if names := self._ledger.vouched_for:
+                    await self._link.heartbeat(names)
             except grpc.aio.AioRpcError as error:
                 if error.code() in LINK_LOST_CODES:
                     raise
-                if leases:  # an older server has no leases; the call still shows it to be alive
-                    leases = False
+                if not complained:  # an older server has no leases, and is served all the same
+                    complained = True
                     self._log.warning("heartbeat_refused", code=error.code().name, error=error.details())
             await self._clock.sleep(self._heartbeat_seconds)
 
