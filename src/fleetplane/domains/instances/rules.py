@@ -1,0 +1,366 @@
+"""What a group of instances needs next. Pure: facts and the time in, a plan out.
+
+Level-triggered: every pass looks at all that is and says what should be done now, so a lost
+event or a crash between two steps costs a pass, never a step. An instance's state is read off
+its record:
+
+| state        | because                                               |
+|--------------|-------------------------------------------------------|
+| pending      | recorded, not yet known to the provider               |
+| provisioned  | the provider has it, its agent has not registered     |
+| registered   | its agent has a certificate                           |
+| draining     | told to go; waits for an acknowledgement or its time  |
+| deleting     | the provider was asked to delete it                   |
+| deleted      | gone; the record is kept a while                      |
+
+Order of business in a pass, strongest first: finish what is being deleted, drop what is gone
+or never came, end drains that are over, then drain what must go (spot, unhealthy, expired,
+drifted, surplus), and only then create what is missing. A pass never deletes what it has not
+drained, unless the provider itself lost it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fleetplane.domains.instances.kinds import Instance
+
+NS = 1_000_000_000
+MISSED_REPORTS = 3
+"""Reports that may fail to come before an instance counts as unhealthy."""
+
+
+class State(StrEnum):
+    PENDING = "pending"
+    PROVISIONED = "provisioned"
+    REGISTERED = "registered"
+    DRAINING = "draining"
+    DELETING = "deleting"
+    DELETED = "deleted"
+
+
+class Cause(StrEnum):
+    """Why an instance goes; told to operators as the reason."""
+
+    SPOT = "spot-terminating"
+    UNHEALTHY = "unhealthy"
+    FORCED_EXPIRY = "forced-expiry"
+    ELIGIBLE_EXPIRY = "eligible-expiry"
+    ON_DEMAND_EXPIRY = "on-demand-expiry"
+    DRIFT = "config-drift"
+    SCALE_DOWN = "scale-down"
+    GROUP_DELETED = "group-deleted"
+    PROVIDER_LOST = "provider-lost"
+    NEVER_REGISTERED = "never-registered"
+    REQUESTED = "requested"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    report_interval_seconds: float = 60.0
+    registration_timeout_seconds: float = 300.0
+    deleted_retention_seconds: float = 1800.0
+    drain_timeout_seconds: float = 300.0
+    drain_on_scale_down: bool = True
+    eligible_age_seconds: float | None = None
+    forced_age_seconds: float | None = None
+    on_demand_age_seconds: float | None = None
+
+    @property
+    def unhealthy_after_seconds(self) -> float:
+        return MISSED_REPORTS * self.report_interval_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFacts:
+    key: str
+    desired: int
+    """How many there should be; 0 for a group that is gone or whose tenant sleeps."""
+    exists: bool = True
+    infra_hash: str | None = None
+    drain_timeout_seconds: float | None = None
+    """The group's own; None means the policy's, 0 means at once."""
+    frozen: str = ""
+    """Who froze automation here and why; empty if nobody did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """An instance and what was seen of it lately."""
+
+    instance: Instance
+    heard_at_ns: int | None = None
+    """When its agent last reported, to this server's knowledge; the server's start at the earliest."""
+    lost: bool = False
+    """The provider does not know it any more, or says that it is on its way out."""
+    spot_deadline_ns: int | None = None
+    """A termination notice, and when it takes effect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Create:
+    """Make one more instance for the group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provision:
+    """Ask the provider for a recorded instance, again if need be: the same id never makes two."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    name: str
+    cause: Cause
+    delete_at_ns: int
+    replace: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete:
+    name: str
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purge:
+    """Forget the record of an instance that is long gone."""
+
+    name: str
+
+
+Action = Create | Provision | Drain | Delete | Purge
+
+
+@dataclass(slots=True)
+class Plan:
+    actions: list[Action] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
+    """Why nothing more is done now; for whoever asks why nothing is happening."""
+    due_ns: int | None = None
+    """When to look again even if nothing happens."""
+
+    def look_again(self, at_ns: int) -> None:
+        self.due_ns = at_ns if self.due_ns is None else min(self.due_ns, at_ns)
+
+
+def state(instance: Instance) -> State:
+    status = instance.status
+    if status is None or not (status.provider_id or status.deleting_at_ns or status.deleted_at_ns):
+        return State.PENDING
+    if status.deleted_at_ns is not None:
+        return State.DELETED
+    if status.deleting_at_ns is not None:
+        return State.DELETING
+    if status.drain is not None:
+        return State.DRAINING
+    return State.REGISTERED if status.registered_at_ns is not None else State.PROVISIONED
+
+
+def decide(group: GroupFacts, members: Sequence[Member], policy: Policy, *, now_ns: int) -> Plan:
+    """The whole pass over one group."""
+    plan = Plan()
+    if group.frozen:
+        plan.waiting.append(f"automation is frozen: {group.frozen}")
+        return plan
+    members = sorted(members, key=lambda member: (member.instance.created_at_ns, member.instance.name))
+    going = {_name(action) for action in _departures(members, plan, policy, now_ns)}
+    staying = [member for member in members if member.instance.name not in going]
+    leaving = {_name(drain) for drain in _drains(group, staying, plan, policy, now_ns)}
+    _growth(group, [member for member in staying if member.instance.name not in leaving], staying, plan)
+    return plan
+
+
+def _name(action: Action) -> str:
+    return "" if isinstance(action, Create) else action.name
+
+
+# What ends now.
+
+
+def _departures(members: Sequence[Member], plan: Plan, policy: Policy, now_ns: int) -> Iterator[Action]:
+    for member in members:
+        action = _departure(member, plan, policy, now_ns)
+        if action is not None:
+            plan.actions.append(action)
+            yield action
+        elif state(member.instance) in (State.DELETED, State.DELETING):
+            yield Purge(name=member.instance.name)  # takes no part in what follows
+
+
+def _departure(member: Member, plan: Plan, policy: Policy, now_ns: int) -> Action | None:
+    instance, status = member.instance, member.instance.status
+    name = instance.name
+    match state(instance):
+        case State.DELETED:
+            assert status is not None
+            assert status.deleted_at_ns is not None
+            end_ns = status.deleted_at_ns + _ns(policy.deleted_retention_seconds)
+            plan.look_again(end_ns)
+            return Purge(name=name) if now_ns >= end_ns else None
+        case State.DELETING:
+            return Delete(name=name, cause=_cause(instance))
+        case State.PENDING | State.PROVISIONED if _overdue(instance, policy, now_ns):
+            return Delete(name=name, cause=Cause.NEVER_REGISTERED)
+        case _ if member.lost and state(instance) is not State.PENDING:
+            return Delete(name=name, cause=Cause.PROVIDER_LOST)
+        case State.DRAINING:
+            return _end_of_drain(member, plan, now_ns)
+        case State.PENDING | State.PROVISIONED:
+            plan.look_again(instance.created_at_ns + _ns(policy.registration_timeout_seconds))
+    return None
+
+
+def _overdue(instance: Instance, policy: Policy, now_ns: int) -> bool:
+    if instance.status is not None and instance.status.registered_at_ns is not None:
+        return False
+    return now_ns >= instance.created_at_ns + _ns(policy.registration_timeout_seconds)
+
+
+def _end_of_drain(member: Member, plan: Plan, now_ns: int) -> Action | None:
+    name, status = member.instance.name, member.instance.status
+    assert status is not None
+    drain = status.drain
+    assert drain is not None
+    if drain.acked_at_ns is not None or now_ns >= drain.delete_at_ns:
+        return Delete(name=name, cause=Cause(drain.reason))
+    plan.look_again(drain.delete_at_ns)
+    plan.waiting.append(
+        f"{name} drains ({drain.reason}): no acknowledgement yet, {_in(drain.delete_at_ns, now_ns)} left"
+    )
+    return None
+
+
+def _cause(instance: Instance) -> Cause:
+    drain = instance.status.drain if instance.status is not None else None
+    return Cause(drain.reason) if drain is not None else Cause.REQUESTED
+
+
+# What should go.
+
+
+def _drains(
+    group: GroupFacts, members: Sequence[Member], plan: Plan, policy: Policy, now_ns: int
+) -> Iterator[Drain]:
+    draining = any(state(member.instance) is State.DRAINING for member in members)
+    candidates = [member for member in members if state(member.instance) is not State.DRAINING]
+    chosen: dict[str, tuple[Member, Cause]] = {}
+    for member in candidates:
+        cause = _urgent(member, plan, policy, now_ns)
+        if cause is not None:
+            chosen[member.instance.name] = (member, cause)
+    managed = [
+        member
+        for member in candidates
+        if not member.instance.spec.on_demand and member.instance.name not in chosen
+    ]
+    for member, cause in _surplus(group, managed):
+        chosen[member.instance.name] = (member, cause)
+    managed = [member for member in managed if member.instance.name not in chosen]
+    renewal = _renewal(group, managed, plan, policy, now_ns, busy=draining or bool(chosen))
+    if renewal is not None:
+        chosen[renewal[0].instance.name] = renewal
+    for member, cause in chosen.values():
+        yield _drain(group, member, cause, plan, policy, now_ns)
+
+
+def _urgent(member: Member, plan: Plan, policy: Policy, now_ns: int) -> Cause | None:
+    """Goes whatever else is going on: it is ending, silent, or has outlived its purpose."""
+    if member.spot_deadline_ns is not None:
+        return Cause.SPOT
+    instance = member.instance
+    if state(instance) is State.REGISTERED and member.heard_at_ns is not None:
+        silent_at_ns = member.heard_at_ns + _ns(policy.unhealthy_after_seconds)
+        if now_ns >= silent_at_ns:
+            return Cause.UNHEALTHY
+        plan.look_again(silent_at_ns)
+    if instance.spec.on_demand and policy.on_demand_age_seconds is not None:
+        end_ns = instance.created_at_ns + _ns(policy.on_demand_age_seconds)
+        if now_ns >= end_ns:
+            return Cause.ON_DEMAND_EXPIRY
+        plan.look_again(end_ns)
+    return None
+
+
+def _surplus(group: GroupFacts, managed: Sequence[Member]) -> Iterator[tuple[Member, Cause]]:
+    """Oldest first."""
+    cause = Cause.SCALE_DOWN if group.exists else Cause.GROUP_DELETED
+    for member in managed[: max(0, len(managed) - group.desired)]:
+        yield member, cause
+
+
+def _renewal(
+    group: GroupFacts, managed: Sequence[Member], plan: Plan, policy: Policy, now_ns: int, *, busy: bool
+) -> tuple[Member, Cause] | None:
+    """At most one a pass, oldest first: too old, then drifted, then merely old enough."""
+    for seconds, cause, patient in (
+        (policy.forced_age_seconds, Cause.FORCED_EXPIRY, False),
+        (None, Cause.DRIFT, True),
+        (policy.eligible_age_seconds, Cause.ELIGIBLE_EXPIRY, True),
+    ):
+        for member in managed:
+            if cause is Cause.DRIFT:
+                due = group.infra_hash is not None and member.instance.spec.infra_hash != group.infra_hash
+            elif seconds is None:
+                break
+            else:
+                due_ns = member.instance.created_at_ns + _ns(seconds)
+                due = now_ns >= due_ns
+                if not due:
+                    plan.look_again(due_ns + NS)
+                    break  # the others are younger
+            if due and patient and busy:
+                plan.waiting.append(f"{member.instance.name} is due ({cause}), but others are going first")
+                break
+            if due:
+                return member, cause
+    return None
+
+
+def _drain(group: GroupFacts, member: Member, cause: Cause, plan: Plan, policy: Policy, now_ns: int) -> Drain:
+    own = group.drain_timeout_seconds
+    seconds = policy.drain_timeout_seconds if own is None else own
+    unannounced = state(member.instance) in (State.PENDING, State.PROVISIONED)
+    if unannounced or (cause is Cause.SCALE_DOWN and not policy.drain_on_scale_down):
+        seconds = 0.0  # nobody works on it yet, or nobody is to be asked
+    delete_at_ns = now_ns + _ns(seconds)
+    if member.spot_deadline_ns is not None:
+        delete_at_ns = min(delete_at_ns, max(now_ns, member.spot_deadline_ns))
+    replace = not member.instance.spec.on_demand and cause not in (Cause.SCALE_DOWN, Cause.GROUP_DELETED)
+    drain = Drain(name=member.instance.name, cause=cause, delete_at_ns=delete_at_ns, replace=replace)
+    plan.actions.append(drain)
+    plan.look_again(delete_at_ns)
+    return drain
+
+
+# What is missing.
+
+
+def _growth(group: GroupFacts, serving: Sequence[Member], present: Sequence[Member], plan: Plan) -> None:
+    """Up to the desired size, with at most one more than that while others are leaving."""
+    for member in present:
+        if state(member.instance) is State.PENDING:
+            plan.actions.append(Provision(name=member.instance.name))
+    managed = [member for member in serving if not member.instance.spec.on_demand]
+    active = [member for member in managed if state(member.instance) is not State.DRAINING]
+    missing = group.desired - len(active)
+    if missing <= 0:
+        return
+    leaving = sum(not member.instance.spec.on_demand for member in present) - len(active)
+    room = group.desired + 1 - len(active) - leaving if leaving else missing
+    if room < missing:
+        plan.waiting.append(
+            f"{missing} missing, {leaving} still leaving: one above the size of {group.desired} at most"
+        )
+    plan.actions.extend(Create() for _ in range(min(missing, max(0, room))))
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * NS)
+
+
+def _in(then_ns: int, now_ns: int) -> str:
+    return f"{max(0, then_ns - now_ns) / NS:.0f} s"
