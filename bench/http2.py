@@ -21,7 +21,8 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
 END_STREAM, ACK, END_HEADERS = 0x1, 0x1, 0x4
 MAX_WINDOW = 2**31 - 1
-RECEIVE_BYTES = 256 * 1024
+RECEIVE_BYTES = 32 * 1024
+"""At a time. Larger buffers would be mapped and unmapped by the allocator for each read."""
 FRAME_HEAD_BYTES = 9
 PREFIX_BYTES = 5
 PATIENCE_SECONDS = 60.0

@@ -21,57 +21,30 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from inspect import iscoroutine
 from types import TracebackType
 from typing import Protocol, Self
 
-import msgspec
-
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.errors import Compacted, ResourceExhausted, Unavailable
+from fleetplane.kernel.events import Batch, Event, EventType, Page, coalesce, enclosing, revision_of
 from fleetplane.kernel.resources import AnyResource
 
 SHARED_BATCHES_LIMIT = 256
 """Batches kept for watchers at the same place; watchers of one state share one."""
 
-
-class EventType(StrEnum):
-    ADDED = "ADDED"
-    MODIFIED = "MODIFIED"
-    DELETED = "DELETED"
-
-
-class Event(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One change of one resource."""
-
-    type: EventType
-    resource: AnyResource
-    """As it is after the change; the last state, with the deletion's revision, for DELETED."""
-    revision: int
-    memo: dict[object, object] = msgspec.field(default_factory=dict)
-    """Shared by all watchers: where an edge keeps its encoded form, so that fan-out encodes once."""
-
-
-class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Whole transactions, up to and including `revision`. Without events: a bookmark."""
-
-    revision: int
-    events: Sequence[Event] = ()
-    memo: dict[object, object] = msgspec.field(default_factory=dict)
-    """Like an event's memo, for those who encode whole batches."""
-
+Sink = Callable[[Batch], Awaitable[None] | None]
+"""Takes a batch without waiting: None when done, else what the consumer must await before the next."""
 
 _NOTHING = Batch(revision=0)
 """What a watch takes that has seen everything."""
 
-
-class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """A stretch of history: every event after the asked revision up to and including `revision`."""
-
-    revision: int
-    events: Sequence[Event]
+__all__ = [
+    "Batch", "Event", "EventType", "Hub", "Page", "Sink", "Source", "Watch", "WatchLimits", "coalesce",
+    "enclosing",
+]  # fmt: skip
 
 
 class Source(Protocol):
@@ -95,44 +68,6 @@ class WatchLimits:
     tombstones: int = 4096
     """Deletions remembered for watchers that fell off the ring."""
     watchers: int = 16_384
-
-
-def coalesce(events: Iterable[Event]) -> list[Event]:
-    """Only what still matters of `events`, per object, to one who saw everything before them.
-
-    An object added and gone again in between is not mentioned. One that was deleted and made
-    again is two objects of the same name, and both facts are told, in order.
-    """
-    by_key: dict[object, list[Event]] = {}
-    for event in events:
-        by_key.setdefault(event.resource.key, []).append(event)
-    kept = [event for history in by_key.values() for event in _essence(history)]
-    kept.sort(key=_revision_of)
-    return kept
-
-
-def _essence(history: Sequence[Event]) -> Iterator[Event]:
-    first, last = history[0], history[-1]
-    seen_before = first.type is not EventType.ADDED
-    gone = next((event for event in history if event.type is EventType.DELETED), None)
-    if seen_before and gone is not None:
-        yield gone  # the incarnation that the watcher knew
-    if last.type is EventType.DELETED:
-        return
-    kind = EventType.MODIFIED if seen_before and gone is None else EventType.ADDED
-    yield last if last.type is kind else Event(type=kind, resource=last.resource, revision=last.revision)
-
-
-def _revision_of(event: Event) -> int:
-    return event.revision
-
-
-def enclosing(scope: str) -> Iterator[str]:
-    """Every scope whose watchers care about `scope`: itself, its parents, and the root."""
-    yield scope
-    while scope:
-        scope, _, _ = scope.rpartition("/")
-        yield scope
 
 
 class Hub:
@@ -192,12 +127,14 @@ class Hub:
         self._events.extend(events)
         self._tombstones.extend(event.resource for event in events if event.type is EventType.DELETED)
         self._trim()
+        woken: list[Watch] = []
         for event in events:
             scopes = self._waiting.get(event.resource.kind)
             if scopes:
                 for scope in enclosing(event.resource.scope):
-                    for watch in scopes.pop(scope, ()):
-                        watch._wake(start, before)
+                    woken += scopes.pop(scope, ())
+        for watch in woken:  # only now: one that is done at once waits again at the new place
+            watch._wake(start, before)
 
     def _trim(self) -> None:
         if (surplus := len(self._events) - self.limits.ring_events) > 0:
@@ -235,7 +172,7 @@ class Hub:
         """Where a cursor at `revision` stands in the ring, or None if the ring begins later."""
         if revision < self._floor:
             return None
-        return self._base + bisect_right(self._events, revision, key=_revision_of)
+        return self._base + bisect_right(self._events, revision, key=revision_of)
 
     def _since(self, kind: str, scope: str, position: int) -> Batch:
         """Everything in the ring from `position`, which must not have fallen off."""
@@ -275,7 +212,7 @@ class Hub:
             unseen = resource.created_revision > cursor
             sort = EventType.ADDED if unseen else EventType.MODIFIED
             events.append(Event(type=sort, resource=resource, revision=resource.revision))
-        events.sort(key=_revision_of)
+        events.sort(key=revision_of)
         return Batch(revision=self.revision, events=events)
 
 
@@ -283,8 +220,8 @@ class Watch:
     """One watcher: take batches with `next()` or by iterating, one consumer at a time."""
 
     __slots__ = (
-        "_closed", "_deadline", "_hub", "_loop", "_parked", "_position", "_replaying", "_timer", "_wait",
-        "kind", "revision", "scope",
+        "_closed", "_deadline", "_failure", "_hub", "_loop", "_owed", "_parked", "_position", "_replaying",
+        "_sink", "_timer", "_wait", "kind", "revision", "scope",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, kind: str, scope: str, cursor: int) -> None:
@@ -299,6 +236,9 @@ class Watch:
         """Caught up, and listed with the hub: nothing happened for it until the hub wakes it."""
         self._wait: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._sink: Sink | None = None
+        self._owed: Awaitable[None] | None = None
+        self._failure: Exception | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -320,6 +260,8 @@ class Watch:
         while True:
             if self._closed or self._hub.closed:
                 self._check_open()
+            if self._owed is not None or self._failure is not None:
+                await self._settle_sink()
             batch = self._take()
             if batch is None:
                 batch = await self._replay()
@@ -405,8 +347,42 @@ class Watch:
         self._position = position
         self.revision = revision
         wait = self._wait
-        if wait is not None and not wait.done():
-            wait.set_result(None)
+        if wait is None or wait.done() or (self._sink is not None and self._pushed(self._sink)):
+            return
+        wait.set_result(None)
+
+    # Pushing.
+
+    def push_to(self, sink: Sink) -> None:
+        """Give `sink` what happens while the consumer waits in `next`, and let the consumer sleep on.
+
+        The sink is called by whoever publishes. What it cannot finish, or raises, reaches the
+        consumer: `next` awaits or raises it before anything else.
+        """
+        self._sink = sink
+
+    def _pushed(self, sink: Sink) -> bool:
+        """Whether the sink took all there was, so that the consumer may sleep on."""
+        batch = self._take()
+        if batch is None or not batch.events:
+            return False
+        try:
+            self._owed = sink(batch)
+        except Exception as error:
+            self._failure = error
+        if self._owed is not None or self._failure is not None:
+            return False
+        self._hub._park(self)
+        self._parked = True
+        return True
+
+    async def _settle_sink(self) -> None:
+        owed, self._owed = self._owed, None
+        if owed is not None:
+            await owed
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def _end(self) -> None:
         if self._wait is not None and not self._wait.done():
@@ -427,6 +403,8 @@ class Watch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if iscoroutine(self._owed):  # never begun
+            self._owed.close()
         self._end()
 
     def __enter__(self) -> Self:

@@ -6,7 +6,7 @@ admitted, timed and ended is `call`'s business; how messages travel is `exchange
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 import grpc
@@ -106,6 +106,15 @@ class CallContext:
     async def write(self, message: Any) -> None:
         body, messages = self._exchange.encode(message)
         await self._exchange.send_body(body, messages)
+
+    def push(self, message: Any) -> Awaitable[None] | None:
+        """Write a message while the handler waits for something else.
+
+        None if it is on its way. Otherwise the handler must await what is returned, before it
+        writes again. The headers must be out already.
+        """
+        body, messages = self._exchange.encode(message)
+        return self._exchange.push_body(body, messages)
 
     async def send_initial_metadata(self, initial_metadata: Iterable[tuple[str, MetadatumValue]]) -> None:
         """Send the headers now, before the first message."""

@@ -7,7 +7,7 @@ knows nothing of handlers, deadlines or who is calling.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import grpc
@@ -17,6 +17,7 @@ from fleetplane.rpc.connection import Scope
 from fleetplane.rpc.framing import Framed, FrameDecoder, FramingError
 from fleetplane.rpc.handlers import Handler
 from fleetplane.rpc.metadata import Header
+from fleetplane.rpc.push import push
 from fleetplane.rpc.statistics import MethodStatistics
 from fleetplane.rpc.status import Status
 
@@ -262,6 +263,28 @@ class Exchange:
         except OSError as error:
             raise ClientGone from error
         self._statistics.sent += messages
+
+    def push_body(self, body: bytes, messages: int) -> Awaitable[None] | None:
+        """Like `send_body`, once the headers are out: None if sent, else what the call must await first."""
+        assert self.headers_sent
+        self._statistics.sent += messages
+        try:
+            return push(self._send, {"type": "http.response.body", "body": body, "more_body": True})
+        except OSError as error:
+            raise ClientGone from error
+
+    async def send_each(self, answers: AsyncIterator[Any]) -> None:
+        """Send what a handler yields. A watch's whole way from its event to the socket is this loop."""
+        send, statistics = self._send, self._statistics
+        async for answer in answers:
+            body, messages = (answer.body, answer.messages) if type(answer) is Framed else self.encode(answer)
+            if not self.headers_sent:
+                await self.send_headers()
+            try:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+            except OSError as error:
+                raise ClientGone from error
+            statistics.sent += messages
 
     async def end_with(self, body: bytes, messages: int, trailing: list[Header]) -> None:
         """The only message and the good ending of a unary answer."""

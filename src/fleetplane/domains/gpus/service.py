@@ -20,7 +20,7 @@ from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
 from fleetplane.kernel.errors import Compacted, Unavailable
 from fleetplane.kernel.store import Store
-from fleetplane.kernel.watch import Watch
+from fleetplane.kernel.watch import Batch, Watch
 from fleetplane.rpc import CallContext, Framed
 
 SNAPSHOT_CHUNK = 64
@@ -70,13 +70,17 @@ class GpuReader:
                     chunk = snapshot[start : start + SNAPSHOT_CHUNK]
                     self.events_sent["ADDED"] += len(chunk)
                     yield Framed.join([encodings.added(gpu) for gpu in chunk])
+                watch.push_to(lambda batch: context.push(self._told(batch, encodings)))
                 async for batch in watch:
-                    for event in batch.events:
-                        self.events_sent[event.type] += 1
-                    yield encodings.events(batch)
+                    yield self._told(batch, encodings)
             finally:
                 self._watches.discard(watch)
         raise Unavailable(f"the server is shutting down; watch again from resource_version {watch.revision}")
+
+    def _told(self, batch: Batch, encodings: Encodings) -> Framed:
+        for event in batch.events:
+            self.events_sent[event.type] += 1
+        return encodings.events(batch)
 
     def _resume_from(self, after: int) -> int:
         if after > self._store.revision:
