@@ -110,6 +110,10 @@ class FaultyEngine:
         self._engine = engine
         self.gate = asyncio.Event()
         self.gate.set()
+        self.gate_after = asyncio.Event()
+        """Closed: a commit has happened, but does not return."""
+        self.gate_after.set()
+        self.committed = asyncio.Event()
         self.commits: list[WriteGroup] = []
         self.committing = asyncio.Event()
         self.fail_before: Exception | None = None
@@ -127,6 +131,8 @@ class FaultyEngine:
             self.fail_before = None
             raise error
         await self._engine.commit(group)
+        self.committed.set()
+        await self.gate_after.wait()
         if (error := self.fail_after) is not None:
             self.fail_after = None
             raise error
@@ -151,6 +157,9 @@ class FaultyEngine:
     async def secret(self, name: str) -> bytes | None:
         return await self._engine.secret(name)
 
+    async def secret_names(self, prefix: str) -> Sequence[str]:
+        return await self._engine.secret_names(prefix)
+
     def audit(self, *, after: int = 0) -> AsyncIterator[Sequence[audit.Row]]:
         return self._engine.audit(after=after)
 
@@ -168,5 +177,6 @@ async def opened_faulty(path: Path, **settings: Any) -> AsyncIterator[tuple[Stor
                 yield store, engine
             finally:
                 engine.gate.set()
+                engine.gate_after.set()
     finally:
         await engine.close()

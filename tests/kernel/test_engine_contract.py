@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fleetplane.kernel import audit
-from fleetplane.kernel.errors import IntegrityError
+from fleetplane.kernel.errors import FleetplaneError, IntegrityError
 from fleetplane.kernel.store import StoreSettings
 from fleetplane.kernel.store.engine import Claim, ClaimRow, Engine, EventRow, Mark, ResourceRow, WriteGroup
 from fleetplane.kernel.store.sqlite import SqliteEngine
@@ -104,7 +104,7 @@ async def test_a_group_that_fails_midway_leaves_nothing(factory: EngineFactory, 
     async with _opened(factory, tmp_path) as engine:
         broken = group(EMPTY, "a")
         broken.audit = [*broken.audit, *broken.audit]  # the same entry twice cannot be stored
-        with pytest.raises(Exception, match="."):
+        with pytest.raises(FleetplaneError):
             await engine.commit(broken)
         assert await engine.mark() == EMPTY
         assert await _resources(engine) == {}

@@ -92,10 +92,8 @@ def _schema(path: Path) -> dict[str, object]:
         found = inspect(engine)
         return {
             table: (
-                [
-                    (c["name"], str(c["type"]), c["nullable"], c["primary_key"])
-                    for c in found.get_columns(table)
-                ],
+                [(c["name"], str(c["type"]), c["nullable"]) for c in found.get_columns(table)],
+                found.get_pk_constraint(table)["constrained_columns"],
                 found.get_indexes(table),
                 "WITHOUT ROWID" in str(_definition(path, table)).upper(),
             )

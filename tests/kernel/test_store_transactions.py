@@ -162,6 +162,20 @@ async def test_a_claim_is_unique_and_names_what_is_taken(tmp_path: Path) -> None
         assert store.claimed_by(THING, SCOPE, "slug", "nice") == "two"
 
 
+async def test_of_many_concurrent_claimers_one_wins(tmp_path: Path) -> None:
+    async with opened(tmp_path / "store.db") as store:
+
+        def claim(owner: str) -> Transaction:
+            taking = Take(kind=THING, scope=SCOPE, field="jti", value="t1", owner=owner)
+            return Transaction(actor=owner, action="redeem", operations=[taking])
+
+        answers = await asyncio.gather(
+            *(store.apply(claim(f"agent{number}")) for number in range(20)), return_exceptions=True
+        )
+        assert sum(isinstance(answer, AlreadyExists) for answer in answers) == 19
+        assert store.claimed_by(THING, SCOPE, "jti", "t1") == "agent0"
+
+
 async def test_a_claim_handed_over_in_one_transaction_ends_with_its_new_owner(tmp_path: Path) -> None:
     def hand_over(draft: Draft) -> None:
         draft.release(THING, SCOPE, "slug", "nice", "one")

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 from storekit import (
+    DEADLINE_SECONDS,
     OTHER,
     SCOPE,
     THING,
     Spec,
     flat,
     opened,
+    opened_faulty,
     put,
     put_together,
     remove,
@@ -105,6 +107,23 @@ async def test_a_resumed_watch_joins_the_present_without_gap_or_duplicate(tmp_pa
             tasks.create_task(write())
             reading = tasks.create_task(taken(watch, 100))
         assert [event.revision for event in flat(reading.result())] == list(range(1, 101))
+
+
+async def test_a_replay_stops_where_memory_does_though_the_database_is_ahead(tmp_path: Path) -> None:
+    async with opened_faulty(tmp_path / "store.db", ring_events=1) as (store, engine):
+        for value in range(5):
+            await put(store, "x", value)
+        engine.gate_after.clear()
+        engine.committed.clear()
+        ahead = asyncio.ensure_future(put(store, "x", 5))
+        await asyncio.wait_for(
+            engine.committed.wait(), DEADLINE_SECONDS
+        )  # on disk, but not yet told to anyone
+        watch = store.watch(THING, after=0)
+        assert [event.revision for event in flat(await taken(watch, 5))] == [1, 2, 3, 4, 5]
+        engine.gate_after.set()
+        await ahead
+        assert [event.revision for event in flat(await taken(watch, 6))] == [6]
 
 
 async def test_a_snapshot_is_continued_by_a_watch_after_its_revision(tmp_path: Path) -> None:
