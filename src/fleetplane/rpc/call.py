@@ -47,6 +47,9 @@ class Ending(Enum):
     STOPPING = Status(code=status.UNAVAILABLE, message="the server is stopping")
 
 
+_GONE = Ending.CLIENT_GONE.value
+
+
 @dataclass(slots=True)
 class Method:
     """A handler with its row, ready to be called."""
@@ -124,7 +127,7 @@ class Call:
         method.statistics.started += 1
         method.statistics.active += 1
         house.calls.add(self)
-        ended = Ending.CLIENT_GONE.value
+        ended = _GONE
         try:
             self._admit(house, method, self._context)
             await Guard(self, self._respond())
@@ -217,11 +220,8 @@ class Call:
         if not hasattr(answer, "__aiter__"):
             await answer
             return
-        exchange = self._exchange
         try:
-            async for response in answer:
-                body, messages = exchange.encode(response)
-                await exchange.send_body(body, messages)
+            await self._exchange.send_each(answer)
         except BaseException:
             # The generator may be waiting at its `yield` while we were sending. It learns of the
             # end as any cancelled coroutine does; if it is over already, this does nothing.
