@@ -1,0 +1,75 @@
+"""A health report, from what was read. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fleetplane.domains.instances.agent.durations import format_duration
+from fleetplane.domains.instances.agent.machine import Reading
+from fleetplane.domains.instances.agent.spot import Notice
+from fleetplane.gen.nstance.v1 import agent_pb2
+
+
+def health_report(
+    *,
+    version: str,
+    instance_id: str,
+    count: int,
+    now_ns: int,
+    reading: Reading,
+    modified_ns: Mapping[str, int],
+    errors: Mapping[str, str],
+    notice: Notice | None,
+    config_hash: str,
+) -> agent_pb2.HealthReportRequest:
+    files = {name: agent_pb2.FileStatus(last_modified=timestamp(at)) for name, at in modified_ns.items()}
+    files |= {name: agent_pb2.FileStatus(error=words or "refused") for name, words in errors.items()}
+    return agent_pb2.HealthReportRequest(
+        version=version,
+        instance_id=instance_id,
+        timestamp=timestamp(now_ns),
+        count=count,
+        uptime=format_duration(reading.uptime_seconds),
+        metrics=_metrics(reading),
+        files=files,
+        termination_notice=None if notice is None else _termination(notice),
+        config_hash=config_hash,
+    )
+
+
+def _metrics(reading: Reading) -> agent_pb2.Metrics:
+    metrics = agent_pb2.Metrics(
+        cpu_usage=reading.cpu_percent,
+        cpu_core_usage=reading.core_percents,
+        memory_usage=reading.memory_percent,
+        network_interface_error=reading.interface_error or None,
+        conntrack_count=reading.conntrack_count,
+        conntrack_max=reading.conntrack_max,
+        conntrack_error=reading.conntrack_error or None,
+    )
+    if counters := reading.interface_counters:
+        metrics.network_interface.CopyFrom(
+            agent_pb2.InterfaceMetrics(
+                interface_name=reading.interface,
+                rx_bytes=counters["rx_bytes"],
+                tx_bytes=counters["tx_bytes"],
+                rx_packets=counters["rx_packets"],
+                tx_packets=counters["tx_packets"],
+                rx_drops=counters["rx_dropped"],
+                tx_drops=counters["tx_dropped"],
+            )
+        )
+    return metrics
+
+
+def _termination(notice: Notice) -> agent_pb2.TerminationNotice:
+    deadline = None if notice.deadline_ns is None else timestamp(notice.deadline_ns)
+    return agent_pb2.TerminationNotice(action=notice.action, deadline=deadline)
+
+
+def timestamp(nanoseconds: int) -> Timestamp:
+    value = Timestamp()
+    value.FromNanoseconds(nanoseconds)
+    return value
