@@ -1,12 +1,14 @@
 """The revisioned store: transactions, claims, the memory view and watches over one database."""
 
 from fleetplane.kernel.store.draft import ABSENT, Committed, Draft, Expect, UndeclaredChange
+from fleetplane.kernel.store.engine import Claim
 from fleetplane.kernel.store.settings import StoreSettings, StoreStatistics
 from fleetplane.kernel.store.store import Store
 from fleetplane.kernel.store.transaction import Delete, Put, Release, Take, Transaction
 
 __all__ = [
     "ABSENT",
+    "Claim",
     "Committed",
     "Delete",
     "Draft",

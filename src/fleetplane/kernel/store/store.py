@@ -130,6 +130,15 @@ class Store:
     def claimed_by(self, kind: AnyKind, scope: str, field: str, value: str) -> str | None:
         return self._view.claims.get(Claim(kind.name, scope, field, value))
 
+    def claims(self, kind: AnyKind, scope: str = "") -> Sequence[tuple[Claim, str]]:
+        """All claims of a kind at or below a scope, each with its owner; looks at every claim there is."""
+        name = kind.name
+        return [
+            (claim, owner)
+            for claim, owner in self._view.claims.items()
+            if claim.kind == name and covers(scope, claim.scope)
+        ]
+
     # Reading what is being written.
 
     def pending(self, what: Key | AnyKind) -> bool:
