@@ -1,0 +1,123 @@
+"""What a certificate says about its holder, read once and remembered.
+
+A connection presents the same few certificates with every call, so reading them is a lookup.
+Says nothing about trust: that the chain leads to our authority was checked by whoever accepted
+the connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import NameOID
+
+from fleetplane.kernel.errors import InvalidArgument, Unauthenticated
+
+CACHE_LIMIT = 16_384
+"""Certificates remembered; a kilobyte of PEM and one of findings each, and only ever those of our clients."""
+CHAIN_LIMIT_BYTES = 64 * 1024
+"""Of one presented chain, in PEM."""
+
+_PRINTABLE_STRING = 0x13
+_TEXT_TAGS = frozenset({0x0C, _PRINTABLE_STRING, 0x16})  # UTF8String, PrintableString, IA5String
+_PRINTABLE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 '()+,-./:=?")
+_SHORT_FORM_LIMIT = 127  # lengths up to here take one byte
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertificateIdentity:
+    """The findings about one leaf certificate."""
+
+    common_name: str
+    """Empty if the subject has none, or several."""
+    organizations: tuple[str, ...]
+    uris: tuple[str, ...]
+    """The alternative names that are URIs."""
+    extensions: Mapping[str, bytes]
+    """The content of extensions that X.509 itself does not define, by dotted OID."""
+    serial: int
+    not_before: datetime
+    not_after: datetime
+    public_key_digest: str
+    """SHA-256 of the key's SubjectPublicKeyInfo in DER, in hexadecimal."""
+
+    def extension_text(self, oid: str) -> str | None:
+        """An extension that holds one string: of a DER string type, or else the raw bytes."""
+        content = self.extensions.get(oid)
+        if content is None:
+            return None
+        if len(content) >= 2 and content[0] in _TEXT_TAGS and content[1] == len(content) - 2:
+            content = content[2:]
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return None
+
+
+def peer_identity(pem_chain: str | bytes | Sequence[str]) -> CertificateIdentity:
+    """The identity in the first certificate of a chain, given as one PEM text or as several."""
+    if isinstance(pem_chain, bytes):
+        pem_chain = pem_chain.decode("ascii", errors="replace")
+    if not isinstance(pem_chain, str):
+        pem_chain = pem_chain[0] if pem_chain else ""
+    if not pem_chain:
+        raise Unauthenticated("no client certificate was presented", details={"cause": "no certificate"})
+    return _read(pem_chain)
+
+
+@lru_cache(maxsize=CACHE_LIMIT)
+def _read(pem: str) -> CertificateIdentity:
+    if len(pem) > CHAIN_LIMIT_BYTES:
+        raise Unauthenticated(f"the certificate chain takes more than {CHAIN_LIMIT_BYTES} bytes")
+    try:
+        leaf = x509.load_pem_x509_certificate(pem.encode())
+        names = leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        organizations = leaf.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)
+        return CertificateIdentity(
+            common_name=_text(names[0]) if len(names) == 1 else "",
+            organizations=tuple(_text(name) for name in organizations),
+            uris=_uris(leaf),
+            extensions={
+                extension.oid.dotted_string: extension.value.value
+                for extension in leaf.extensions
+                if isinstance(extension.value, x509.UnrecognizedExtension)
+            },
+            serial=leaf.serial_number,
+            not_before=leaf.not_valid_before_utc,
+            not_after=leaf.not_valid_after_utc,
+            public_key_digest=hashlib.sha256(
+                leaf.public_key().public_bytes(
+                    serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+                )
+            ).hexdigest(),
+        )
+    except ValueError as error:
+        raise Unauthenticated(
+            f"the client certificate cannot be read: {error}", details={"cause": "malformed"}
+        ) from error
+
+
+def _text(name: x509.NameAttribute[str | bytes]) -> str:
+    return name.value if isinstance(name.value, str) else ""
+
+
+def _uris(leaf: x509.Certificate) -> tuple[str, ...]:
+    try:
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    return tuple(names.get_values_for_type(x509.UniformResourceIdentifier))
+
+
+def printable_extension(oid: str, text: str) -> x509.UnrecognizedExtension:
+    """An extension that holds one PrintableString, such as a role."""
+    if not text or len(text) > _SHORT_FORM_LIMIT or not _PRINTABLE.issuperset(text):
+        raise InvalidArgument(f"{text!r} cannot stand in a certificate as a PrintableString")
+    der = bytes((_PRINTABLE_STRING, len(text))) + text.encode("ascii")
+    return x509.UnrecognizedExtension(x509.ObjectIdentifier(oid), der)
