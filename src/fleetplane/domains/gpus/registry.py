@@ -38,6 +38,10 @@ class Gpus:
 
     # Reading.
 
+    def peek(self, name: str) -> Gpu | None:
+        """The GPU, if there is one and no change to any GPU is being written: then nobody need wait."""
+        return None if self._store.pending(GPU) else self._store.get(GPU, SCOPE, name)
+
     async def get(self, name: str) -> Gpu:
         if (change := self._store.unsettled(GPU, SCOPE, name)) is not None:
             await change

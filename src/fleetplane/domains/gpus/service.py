@@ -47,7 +47,8 @@ class GpuReader:
             watch.close()
 
     async def get(self, name: str, dialect: Dialect) -> Framed:
-        return self._encodings[dialect].get(await self._gpus.get(name))
+        gpu = self._gpus.peek(name) or await self._gpus.get(name)
+        return self._encodings[dialect].get(gpu)
 
     async def list(self, dialect: Dialect) -> Framed:
         await self._gpus.settled()
@@ -100,8 +101,8 @@ class GpuService:
         self._dialect = dialect
 
     def _spoken(self, context: CallContext) -> Dialect:
-        asked = context.connection.metadata(wire.DIALECT_HEADER)
-        return self._dialect if asked is None else wire.dialect(str(asked))
+        asked = context.field(wire.DIALECT_FIELD)
+        return self._dialect if asked is None else wire.dialect(asked.decode("latin-1"))
 
     async def GetGpu(self, request: gpu_pb2.GetGpuRequest, context: CallContext) -> Framed:
         return await self._reader.get(wire.gpu_name(request.name), self._spoken(context))

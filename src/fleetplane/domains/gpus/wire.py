@@ -31,6 +31,7 @@ from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.resources import Condition
 
 DIALECT_HEADER = "x-device-api-dialect"
+DIALECT_FIELD = DIALECT_HEADER.encode()
 
 # Bounds on what a provider may say. Names and UUIDs are 40 characters in practice; the three
 # condition bounds are those of the Kubernetes condition type, which this API follows.
@@ -73,7 +74,8 @@ def dialect(text: str) -> Dialect:
 
 
 def _bounded(value: str, field: str, limit_bytes: int) -> str:
-    if len(value) > limit_bytes or len(value.encode()) > limit_bytes:
+    # A character takes at most four bytes, so most values need not be encoded to be measured.
+    if len(value) > limit_bytes // 4 and len(value.encode()) > limit_bytes:
         raise InvalidArgument(f"{field} is longer than {limit_bytes} bytes", field=field)
     return value
 
