@@ -19,6 +19,7 @@ from fleetplane.kernel.errors import IntegrityError, SettingsError, Unavailable
 from fleetplane.kernel.store import StoreSettings
 from fleetplane.kernel.store.migrations.runner import configuration
 from fleetplane.kernel.store.schema import METADATA, SCHEMA_REVISION
+from fleetplane.kernel.store.sqlite import JOURNAL_LIMIT_BYTES
 
 
 async def test_a_second_process_is_told_who_holds_the_database(tmp_path: Path) -> None:
@@ -171,3 +172,17 @@ def test_opening_a_current_database_does_not_load_alembic(tmp_path: Path) -> Non
         timeout=60,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
+
+
+async def test_a_place_that_cannot_be_used_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(Unavailable, match="cannot be used"):
+        async with opened(tmp_path / "file" / "data" / "store.db"):
+            pass
+
+
+async def test_the_log_beside_the_database_shrinks_again(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    async with opened(path) as store:
+        writer = store._engine._writer  # type: ignore[attr-defined]
+        assert (await writer.exec_driver_sql("PRAGMA journal_size_limit")).scalar() == JOURNAL_LIMIT_BYTES

@@ -15,12 +15,18 @@ PID_LIMIT_BYTES = 32
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold the lock file at `path`, which says who holds it.
+    """Hold the lock file at `path`, which says who holds it; makes its directory if need be.
 
     The kernel drops the lock with the process, however it ends; the file itself stays, because
     removing it would let two processes hold locks on two files of the same name.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise Unavailable(
+            f"{path.parent} cannot be used: {error.strerror}", hint="give another data directory"
+        ) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -42,6 +42,8 @@ READERS = 3
 """Connections beside the writer's; history is read in short pages, so they are shared by many."""
 READER_WAIT_SECONDS = 30.0
 LOAD_PAGE_ROWS = 1000
+JOURNAL_LIMIT_BYTES = 16 * 1024 * 1024
+"""What a log that had to grow shrinks back to; four times the 1,000 pages after which it is folded in."""
 PROBE_BYTES = 64 * 1024
 """Written and removed again to learn why a write failed: more than fits beside a full disk's last block."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -103,9 +105,8 @@ class SqliteEngine:
     @classmethod
     async def open(cls, settings: StoreSettings) -> Self:
         path = settings.path
-        os.close(
-            os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        )  # SQLite copies the mode to its log
+        with _translated(path):  # SQLite gives its log the mode of the database
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         engine = create_async_engine(
             URL.create("sqlite+aiosqlite", database=str(path)),
             isolation_level="AUTOCOMMIT",  # transactions are begun and ended in so many words
@@ -270,6 +271,7 @@ def _preparing(busy_timeout_seconds: float) -> Any:
         cursor.execute(f"PRAGMA busy_timeout = {round(busy_timeout_seconds * 1000)}")
         cursor.execute("PRAGMA journal_mode = WAL")
         cursor.execute("PRAGMA synchronous = FULL")  # in WAL mode: the log is synced at every commit
+        cursor.execute(f"PRAGMA journal_size_limit = {JOURNAL_LIMIT_BYTES}")
         cursor.execute("PRAGMA trusted_schema = OFF")
         cursor.close()
 

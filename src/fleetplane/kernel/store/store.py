@@ -62,7 +62,6 @@ class Store:
         cls, settings: StoreSettings, *, kinds: Iterable[AnyKind], clock: Clock
     ) -> AsyncIterator[Store]:
         """Open the database, alone, and load it; on leaving, write what was accepted and close it."""
-        settings.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with exclusive(settings.path.with_name(settings.path.name + ".lock")):
             from fleetplane.kernel.store.sqlite import SqliteEngine
 
