@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import structlog
+import uvloop
 from rpc.targets import KINDS, Certificates, Target, make_certificates, open_target
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The product's own event loop."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(autouse=True)

@@ -258,6 +258,8 @@ async def test_messages_of_any_permitted_size_pass(target: Target, size: int) ->
 
 
 async def test_a_message_over_the_limit_is_refused_with_both_numbers(target: Target) -> None:
+    if target.kind == "hypercorn":
+        pytest.skip("Hypercorn drops the connection when an answer comes before the request's end")
     error = await failure(target.unary()(Value(value=bytes(4_194_305))))
     assert (error.code(), error.details()) == (Code.RESOURCE_EXHAUSTED, expected(target, "too large"))
     assert (await target.unary()(Value(value=b"next"))).value == b"next"
