@@ -159,6 +159,10 @@ class Observed(Created, frozen=True, kw_only=True):
     tags: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The user's, and those of `OWN_TAGS`."""
 
+    def as_created(self) -> Created:
+        """The part that a creation answers with."""
+        return Created(**{name: getattr(self, name) for name in Created.__struct_fields__})
+
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[Observed, ...]
