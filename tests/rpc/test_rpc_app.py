@@ -445,6 +445,31 @@ async def test_draining_ends_what_does_not_finish_with_unavailable() -> None:
     assert statistics.bounds[Bound.DRAIN_SECONDS] == 2
 
 
+async def test_a_revoked_identity_loses_its_open_streams_and_nobody_elses() -> None:
+    others = Principal(name="other", roles=LOCAL.roles)
+    callers = iter((LOCAL, LOCAL, others))
+    app = GrpcApp(
+        listener="probe",
+        table=MethodTable(rows()),
+        access=ACCESS,
+        authenticators={Authentication.LOCAL: lambda _: next(callers)},
+        clock=SystemClock(),
+        statistics=CallStatistics(),
+    )
+    probe = Probe()
+    app.add_service(service_descriptor(), probe)
+    app.seal()
+    held = [
+        asyncio.create_task(drive(app, scope(path, [*GRPC_HEADERS, (b"behave", b"hold")]), HELLO))
+        for path in (UNARY, DOWN, DOWN)
+    ]
+    await probe.journal.wait_for("holding", 3)
+    assert app.end_calls_of("local") == 2
+    await probe.journal.wait_for("cleaned up", 2)
+    probe.journal.release.set()
+    assert [(await task).code for task in held] == [16, 16, 0]
+
+
 async def test_a_client_that_leaves_is_noticed_on_a_server_that_only_says_so() -> None:
     probe, statistics = Probe(), CallStatistics()
     app = make_app(probe, statistics=statistics, watch_departures=True)

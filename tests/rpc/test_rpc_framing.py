@@ -83,9 +83,7 @@ def test_a_message_at_the_limit_passes() -> None:
     assert decode([prefix(compress(bytes(LIMIT), GZIP), compressed=True)], encoding=GZIP) == [bytes(LIMIT)]
 
 
-@pytest.mark.parametrize(
-    "made", [gzip.compress(bytes(LIMIT + 1), mtime=0), gzip.compress(bytes(50_000_000), mtime=0)], ids=["one", "many"]
-)
+@pytest.mark.parametrize("size", [LIMIT + 1, 50_000_000])
 def test_a_message_is_measured_while_it_is_decompressed(size: int) -> None:
     with pytest.raises(MessageTooLarge):
         decompress(gzip.compress(bytes(size)), GZIP, LIMIT)

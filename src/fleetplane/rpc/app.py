@@ -184,6 +184,13 @@ class GrpcApp:
 
     # The end
 
+    def end_calls_of(self, principal: str) -> int:
+        """End the running calls of a principal that was revoked; how many there were."""
+        theirs = [call for call in self._house.calls if call.is_by(principal)]
+        for call in theirs:
+            call.end(Ending.REVOKED)
+        return len(theirs)
+
     async def drain(self, grace_seconds: float) -> None:
         """Take no new calls, let running ones finish for so long, then end the rest."""
         house = self._house

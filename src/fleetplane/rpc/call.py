@@ -45,6 +45,7 @@ class Ending(Enum):
     SLOW_REQUEST = Status(code=status.DEADLINE_EXCEEDED, message="the request did not arrive in time")
     CLIENT_GONE = Status(code=status.CANCELLED, message="the client went away")
     STOPPING = Status(code=status.UNAVAILABLE, message="the server is stopping")
+    REVOKED = Status(code=status.UNAUTHENTICATED, message="this identity was revoked")
 
 
 _GONE = Ending.CLIENT_GONE.value
@@ -258,6 +259,11 @@ class Call:
             self._ending = ending
             self._cancelled_here = True
             self._task.cancel()
+
+    def is_by(self, principal: str) -> bool:
+        """Whether this call was admitted for the principal of that name."""
+        admitted = getattr(self._context, "principal", None)
+        return admitted is not None and admitted.name == principal
 
     def _check_request(self) -> None:
         if not self._exchange.request_ended:

@@ -39,6 +39,7 @@ RESOURCE_EXHAUSTED: Final = 8
 UNIMPLEMENTED: Final = 12
 INTERNAL: Final = 13
 UNAVAILABLE: Final = 14
+UNAUTHENTICATED: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
