@@ -461,7 +461,7 @@ async def test_a_revoked_identity_loses_its_open_streams_and_nobody_elses() -> N
     app.seal()
     held = [
         asyncio.create_task(drive(app, scope(path, [*GRPC_HEADERS, (b"behave", b"hold")]), HELLO))
-        for path in (UNARY, DOWN, DOWN)
+        for path in (UNARY, DOWN, UNARY)
     ]
     await probe.journal.wait_for("holding", 3)
     assert app.end_calls_of("local") == 2
