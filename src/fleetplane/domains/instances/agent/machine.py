@@ -45,12 +45,15 @@ class Reading:
     conntrack_count: int | None = None
     conntrack_max: int | None = None
     conntrack_error: str = ""
+    ebpf_error: str = ""
 
 
 class Machine:
     """Reads the figures below `root`, which tests replace. Blocking, though never for long."""
 
-    def __init__(self, *, interface: str = "", root: Path = Path("/")) -> None:
+    def __init__(self, *, interface: str = "", ebpf_counters: str = "", root: Path = Path("/")) -> None:
+        """Counters of connections that a kernel program keeps are not read; who asks for them is told."""
+        self._ebpf_error = f"{ebpf_counters}: counters of this kind are not read" if ebpf_counters else ""
         self._interface = interface
         self._root = root
         self._ticks: dict[str, Ticks] = {}
@@ -73,6 +76,7 @@ class Machine:
             conntrack_count=count,
             conntrack_max=most,
             conntrack_error=conntrack_error,
+            ebpf_error=self._ebpf_error,
         )
 
     def _cpu_percents(self) -> dict[str, float]:

@@ -48,6 +48,7 @@ def _metrics(reading: Reading) -> agent_pb2.Metrics:
         conntrack_count=reading.conntrack_count,
         conntrack_max=reading.conntrack_max,
         conntrack_error=reading.conntrack_error or None,
+        ebpf_error=reading.ebpf_error or None,
     )
     if counters := reading.interface_counters:
         metrics.network_interface.CopyFrom(
