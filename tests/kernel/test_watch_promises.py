@@ -126,6 +126,15 @@ async def test_a_replay_stops_where_memory_does_though_the_database_is_ahead(tmp
         assert [event.revision for event in flat(await taken(watch, 6))] == [6]
 
 
+async def test_a_watch_may_begin_at_any_revision_within_the_ring_or_before_it(tmp_path: Path) -> None:
+    async with opened(tmp_path / "store.db", ring_events=4, coalesce_after_events=100) as store:
+        for value in range(10):
+            await put(store, "x", value)
+        for after in range(11):
+            events = flat(await taken(store.watch(THING, after=after), 10))
+            assert [event.revision for event in events] == list(range(after + 1, 11))
+
+
 async def test_a_snapshot_is_continued_by_a_watch_after_its_revision(tmp_path: Path) -> None:
     async with opened(tmp_path / "store.db") as store:
         for name in "abc":
