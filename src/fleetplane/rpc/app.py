@@ -7,7 +7,7 @@ row, and hands each request to a `Call`. Knows nothing of the HTTP server beneat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -73,9 +73,11 @@ class GrpcApp:
 
     # Servicers come in
 
-    def add_service(self, descriptor: ServiceDescriptor, servicer: object) -> None:
+    def add_service(
+        self, descriptor: ServiceDescriptor, servicer: object, *, raw_requests: Collection[str] = ()
+    ) -> None:
         """Serve all methods of a service by the servicer's methods of the same names."""
-        self._add(handlers_of_descriptor(descriptor, servicer))
+        self._add(handlers_of_descriptor(descriptor, servicer, raw_requests=raw_requests))
 
     def add_registered_method_handlers(
         self, service_name: str, method_handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
@@ -157,7 +159,8 @@ class GrpcApp:
         """Whether this is a gRPC call at all, and one of bearable size."""
         if scope["method"] != "POST":
             return refusals.NOT_POST
-        if not is_grpc_content_type(fields.get(b"content-type", b"")):
+        content_type = fields.get(b"content-type", b"")
+        if content_type != b"application/grpc" and not is_grpc_content_type(content_type):
             return refusals.NOT_GRPC
         if "http.response.trailers" not in scope["extensions"] or fields.get(b"te") != b"trailers":
             return refusals.HTTP1 if scope["http_version"].startswith("1") else refusals.NO_TRAILERS

@@ -6,7 +6,7 @@ Decides nothing about a call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +33,14 @@ class Handler:
         return self.path[1:].partition("/")[0]
 
 
-def handlers_of_descriptor(descriptor: ServiceDescriptor, servicer: object) -> Iterable[Handler]:
-    """Bind each method of a service to the servicer's attribute of the same name."""
+def handlers_of_descriptor(
+    descriptor: ServiceDescriptor, servicer: object, *, raw_requests: Collection[str] = ()
+) -> Iterable[Handler]:
+    """Bind each method of a service to the servicer's attribute of the same name.
+
+    Methods named in `raw_requests` get their requests as bytes: for messages whose shape
+    depends on what is in them.
+    """
     for method in descriptor.methods:
         behaviour = getattr(servicer, method.name, None)
         if behaviour is None:
@@ -46,7 +52,11 @@ def handlers_of_descriptor(descriptor: ServiceDescriptor, servicer: object) -> I
             behaviour=behaviour,
             request_streaming=method.client_streaming,
             response_streaming=method.server_streaming,
-            deserialize=message_factory.GetMessageClass(method.input_type).FromString,
+            deserialize=(
+                None
+                if method.name in raw_requests
+                else message_factory.GetMessageClass(method.input_type).FromString
+            ),
             serialize=message_factory.GetMessageClass(method.output_type).SerializeToString,
         )
 
