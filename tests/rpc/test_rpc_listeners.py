@@ -186,6 +186,25 @@ async def test_a_listener_that_stops_accepting_refuses_new_connections() -> None
                 await asyncio.sleep(0.01)
 
 
+async def test_streams_that_are_open_outlive_the_accepting() -> None:
+    probe = Probe()
+    app = make_app(probe)
+    held = ListenerSpec(name="probe", addresses=("127.0.0.1:0",), app=app)
+    async with open_listener(held, grace_seconds=5.0) as listener:
+        address = listener.addresses[0].removeprefix("http://")
+        async with grpc.aio.insecure_channel(address) as channel:
+            call: Any = channel.unary_stream(f"/{SERVICE}/Down", Value.SerializeToString, Value.FromString)
+            stream = call(Value(value=b"1"), metadata=(("behave", "hold-after"),))
+            assert (await stream.read()).value == b"0"
+            listener.stop_accepting()
+            draining = asyncio.create_task(app.drain(5.0))
+            await asyncio.sleep(0.1)
+            probe.journal.release.set()
+            assert await stream.read() is grpc.aio.EOF
+            assert await stream.code() is grpc.StatusCode.OK
+            await draining
+
+
 async def _connects(listener: Listener) -> bool:
     host, _, port = listener.addresses[0].removeprefix("http://").rpartition(":")
     try:

@@ -325,7 +325,7 @@ class Call:
         """Count and report the end, and tell those who asked to hear of it."""
         house, context = self._house, self._context
         house.calls.discard(self)
-        if not house.calls:
+        if house.draining and not house.calls:
             house.idle.set()
         seconds = house.clock.monotonic() - self._started
         self._method.statistics.finish(ended.code, seconds)
