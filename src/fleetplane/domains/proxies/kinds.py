@@ -1,0 +1,339 @@
+"""What the proxies domain keeps, where, and who writes it.
+
+Every resource is named by its UUID. Slugs and names can change, so scopes are made of ids too:
+
+    user/{user}                          USER, SESSION
+    org/{org}                            ORGANIZATION, MEMBERSHIP, API_TOKEN
+    org/{org}/ws/{ws}                    WORKSPACE, AGENT, AGENT_TOKEN, VIRTUAL_HOST, UPSTREAM,
+                                         CERTIFICATE, SETTINGS, CONFIG_VERSION, CONFIG_PART
+    org/{org}/ws/{ws}/agent/{agent}      DEPLOYMENT
+
+A request names a thing by its id alone. Where it lies is a claim: (kind, "", "id", id) is held
+by the scope; `locate` in `registry` reads it. Other claims: `slug` of organisations (scope "")
+and of workspaces (scope of the organisation), `email` of users, `name` of agents and upstreams
+and `domain` of certificates (scope of the workspace), and `digest` of agent tokens (scope "",
+held by the agent's id): the SHA-256 of the whole token in hexadecimal.
+
+Two halves of the server write here, never to the same half of a resource: REST writes specs,
+the agents' service writes statuses. Each kind below says so where it is not plain.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fleetplane.domains.proxies.values import (
+    AgentHealth,
+    AgentState,
+    Algorithm,
+    AllAgents,
+    CertificateState,
+    DeploymentMode,
+    DeploymentState,
+    HealthCheck,
+    Location,
+    OrganizationRole,
+    TargetAgents,
+    UpstreamServer,
+)
+from fleetplane.kernel.resources import Kind, Resource
+
+SETTINGS_NAME = "global"
+ID_CLAIM = "id"
+
+
+def organization_scope(organization: str) -> str:
+    return f"org/{organization}"
+
+
+def workspace_scope(organization: str, workspace: str) -> str:
+    return f"org/{organization}/ws/{workspace}"
+
+
+def agent_scope(workspace: str, agent: str) -> str:
+    """Below a workspace's scope."""
+    return f"{workspace}/agent/{agent}"
+
+
+def user_scope(user: str) -> str:
+    return f"user/{user}"
+
+
+def version_name(version: int) -> str:
+    """Zero-padded, so that names sort as numbers do."""
+    return f"{version:012d}"
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """Fields may be added later: what is stored keeps field names, and new fields have defaults."""
+
+
+class Nothing(Spec, frozen=True):
+    """For kinds that have no status of their own."""
+
+
+# People. Written by REST.
+
+
+class UserSpec(Spec, frozen=True):
+    """The password's hash is a sealed secret, `proxies/password/{user}`."""
+
+    email: str
+    name: str = ""
+    is_system_admin: bool = False
+    disabled: bool = False
+
+
+class SessionSpec(Spec, frozen=True):
+    """A login, and every refresh token descended from it. Deleted when it ends."""
+
+    user: str
+    expires_at_ns: int
+    """However often it is refreshed."""
+
+
+class SessionStatus(Spec, frozen=True):
+    generation: int
+    """Of the one refresh token that is good; each refresh makes the next."""
+    idle_expires_at_ns: int
+
+
+class MembershipSpec(Spec, frozen=True):
+    """Named by the user's id, in the organisation's scope."""
+
+    role: OrganizationRole
+
+
+class ApiTokenSpec(Spec, frozen=True):
+    """What is shown of a token; the token itself is the kernel's, named `proxies/{id}` there."""
+
+    name: str
+    role: OrganizationRole
+    created_by: str
+    expires_at_ns: int | None = None
+
+
+# Places. Written by REST.
+
+
+class OrganizationSpec(Spec, frozen=True):
+    name: str
+    slug: str
+
+
+class WorkspaceSpec(Spec, frozen=True):
+    name: str
+    slug: str
+
+
+# Agents.
+
+
+class AgentSpec(Spec, frozen=True):
+    """Written by REST: with the registration token, by PATCH, by rollback."""
+
+    name: str
+    labels: dict[str, str] = {}
+    """The operator's; they win over those that the agent reports."""
+    pinned_version: int | None = None
+    """Serve what that version said, whatever came later."""
+
+
+class AgentStatus(Spec, frozen=True):
+    """Written by the agents' service, when a state changes, not with each heartbeat.
+
+    An agent that never registered has none. `health` and `last_seen_at_ns` are as of the last
+    write; newer ones are in memory, see `ports.Presence`.
+    """
+
+    state: AgentState
+    hostname: str = ""
+    ip_address: str = ""
+    version: str = ""
+    deployment_mode: DeploymentMode = DeploymentMode.STANDALONE
+    capabilities: tuple[str, ...] = ()
+    labels: dict[str, str] = {}
+    """As the agent reported them."""
+    last_seen_at_ns: int | None = None
+    health: AgentHealth | None = None
+    reasons: tuple[str, ...] = ()
+    """Why it is degraded or offline."""
+
+
+class AgentTokenSpec(Spec, frozen=True):
+    """Written by REST; named by the agent's id. Deleted with its agent."""
+
+    digest: str
+    expires_at_ns: int
+    """Of the first use; an activated token stays good until its agent is deleted."""
+
+
+class AgentTokenStatus(Spec, frozen=True):
+    """Written by the agents' service, in the transaction that accepts the first registration."""
+
+    activated_at_ns: int
+
+
+# What is served. Specs are written by REST, each change together with a CONFIG_VERSION.
+
+
+class VirtualHostSpec(Spec, frozen=True):
+    name: str
+    server_name: str
+    """Names separated by one blank each."""
+    listen_port: int
+    ssl_enabled: bool = False
+    ssl_certificate_id: str | None = None
+    http2_enabled: bool = False
+    http3_enabled: bool = False
+    locations: tuple[Location, ...] = ()
+    custom_directives: dict[str, str] = {}
+    target_agents: TargetAgents = AllAgents()
+
+
+class UpstreamSpec(Spec, frozen=True):
+    name: str
+    algorithm: Algorithm
+    servers: tuple[UpstreamServer, ...]
+    health_check: HealthCheck = HealthCheck(enabled=False)
+    keepalive_connections: int = 0
+
+
+class CertificateSpec(Spec, frozen=True):
+    domain: str
+    provider: str
+    auto_renew: bool
+    dns_credential_id: str | None = None
+
+
+class CertificateStatus(Spec, frozen=True):
+    """Written by REST when one is requested, imported or to be renewed, else by whoever issues them.
+
+    The private key is a sealed secret, `proxies/certificate/{id}/{fingerprint}`: one for each
+    certificate that this resource has been, so that an older version can still be served.
+    """
+
+    state: CertificateState
+    fingerprint: str = ""
+    """SHA-256 of the leaf in DER, in hexadecimal; empty while there is none."""
+    chain_pem: str = ""
+    names: tuple[str, ...] = ()
+    issued_at_ns: int | None = None
+    expires_at_ns: int | None = None
+    error: str = ""
+
+
+class SettingsSpec(Spec, frozen=True):
+    """Of a workspace; named `global`."""
+
+    nginx_directives: dict[str, str] = {}
+    env_vars: dict[str, str] = {}
+
+
+# Versions. Written by REST, in the transaction of the change they stem from.
+
+
+class CertificatePart(Spec, frozen=True):
+    """The public half, and which sealed key belongs to it."""
+
+    domain: str
+    fingerprint: str
+    chain_pem: str
+    expires_at_ns: int
+
+
+class PartSpec(Spec, frozen=True):
+    """One object as some version serves it; named by the digest of its content. Never changes."""
+
+    id: str
+    virtual_host: VirtualHostSpec | None = None
+    upstream: UpstreamSpec | None = None
+    certificate: CertificatePart | None = None
+    settings: SettingsSpec | None = None
+
+
+class ConfigVersionSpec(Spec, frozen=True):
+    """What a workspace serves, from this version to the next; named by `version_name`. Never changes.
+
+    A table of contents: which object, at which content. What one agent gets of it is decided by
+    `configuration.for_agent`. The highest version is the desired one.
+    """
+
+    version: int
+    digest: str
+    """Of all that follows up to `pins`: two versions with the same digest say the same."""
+    virtual_hosts: dict[str, str] = {}
+    """From an object's id to its part's name; so for the next three."""
+    upstreams: dict[str, str] = {}
+    certificates: dict[str, str] = {}
+    settings: str = ""
+    pins: dict[str, int] = {}
+    """Agents that were rolled back, and to which version."""
+    cause: str = ""
+    """The action that made it, such as `virtual_host.update`."""
+    subject: str = ""
+    """The id of what was changed."""
+    actor: str = ""
+    restored_version: int | None = None
+    """The version that this one repeats."""
+
+
+class DeploymentSpec(Spec, frozen=True):
+    """One version on its way to one agent; named by `version_name`. Written by the agents' service only."""
+
+    version: int
+    config_id: str
+    checksum: str = ""
+    sent_at_ns: int = 0
+
+
+class DeploymentStatus(Spec, frozen=True):
+    state: DeploymentState
+    error: str = ""
+    changed_at_ns: int = 0
+    applied_at_ns: int | None = None
+    duration_ms: int | None = None
+
+
+User = Resource[UserSpec, Nothing]
+Session = Resource[SessionSpec, SessionStatus]
+Membership = Resource[MembershipSpec, Nothing]
+ApiToken = Resource[ApiTokenSpec, Nothing]
+Organization = Resource[OrganizationSpec, Nothing]
+Workspace = Resource[WorkspaceSpec, Nothing]
+Agent = Resource[AgentSpec, AgentStatus]
+AgentToken = Resource[AgentTokenSpec, AgentTokenStatus]
+VirtualHost = Resource[VirtualHostSpec, Nothing]
+Upstream = Resource[UpstreamSpec, Nothing]
+Certificate = Resource[CertificateSpec, CertificateStatus]
+WorkspaceSettings = Resource[SettingsSpec, Nothing]
+ConfigPart = Resource[PartSpec, Nothing]
+ConfigVersion = Resource[ConfigVersionSpec, Nothing]
+Deployment = Resource[DeploymentSpec, DeploymentStatus]
+
+USER: Kind[UserSpec, Nothing] = Kind("proxy-user", UserSpec, Nothing)
+SESSION: Kind[SessionSpec, SessionStatus] = Kind("proxy-session", SessionSpec, SessionStatus)
+MEMBERSHIP: Kind[MembershipSpec, Nothing] = Kind("proxy-membership", MembershipSpec, Nothing)
+API_TOKEN: Kind[ApiTokenSpec, Nothing] = Kind("proxy-api-token", ApiTokenSpec, Nothing)
+ORGANIZATION: Kind[OrganizationSpec, Nothing] = Kind("proxy-organization", OrganizationSpec, Nothing)
+WORKSPACE: Kind[WorkspaceSpec, Nothing] = Kind("proxy-workspace", WorkspaceSpec, Nothing)
+AGENT: Kind[AgentSpec, AgentStatus] = Kind("proxy-agent", AgentSpec, AgentStatus)
+AGENT_TOKEN: Kind[AgentTokenSpec, AgentTokenStatus] = Kind(
+    "proxy-agent-token", AgentTokenSpec, AgentTokenStatus
+)
+VIRTUAL_HOST: Kind[VirtualHostSpec, Nothing] = Kind("proxy-virtual-host", VirtualHostSpec, Nothing)
+UPSTREAM: Kind[UpstreamSpec, Nothing] = Kind("proxy-upstream", UpstreamSpec, Nothing)
+CERTIFICATE: Kind[CertificateSpec, CertificateStatus] = Kind(
+    "proxy-certificate", CertificateSpec, CertificateStatus
+)
+SETTINGS: Kind[SettingsSpec, Nothing] = Kind("proxy-settings", SettingsSpec, Nothing)
+CONFIG_PART: Kind[PartSpec, Nothing] = Kind("proxy-config-part", PartSpec, Nothing)
+CONFIG_VERSION: Kind[ConfigVersionSpec, Nothing] = Kind("proxy-config-version", ConfigVersionSpec, Nothing)
+DEPLOYMENT: Kind[DeploymentSpec, DeploymentStatus] = Kind(
+    "proxy-deployment", DeploymentSpec, DeploymentStatus
+)
+
+KINDS = (
+    USER, SESSION, MEMBERSHIP, API_TOKEN, ORGANIZATION, WORKSPACE, AGENT, AGENT_TOKEN, VIRTUAL_HOST,
+    UPSTREAM, CERTIFICATE, SETTINGS, CONFIG_PART, CONFIG_VERSION, DEPLOYMENT,
+)  # fmt: skip

@@ -1,0 +1,148 @@
+"""What REST asks of the half of the server that talks to agents, and the answers while nobody is there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from fleetplane.domains.proxies.kinds import Agent
+from fleetplane.domains.proxies.values import AgentHealth
+from fleetplane.kernel.errors import Unavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """What is known of an agent from its open session."""
+
+    last_seen_at_ns: int
+    health: AgentHealth | None
+
+
+class Presence(Protocol):
+    """Who is connected, from memory: heartbeats are not written down."""
+
+    def sighting(self, agent_id: str) -> Sighting | None:
+        """None without an open session: what was stored last is then all there is."""
+
+    def disconnect(self, agent_id: str, *, reason: str) -> None:
+        """End the agent's session, if there is one: it was deleted."""
+
+
+class Verb(StrEnum):
+    RELOAD = "reload"
+    RESTART = "restart"
+    STOP = "stop"
+    STATUS = "status"
+    VALIDATE = "validate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One command for one agent; only the options of its verb count."""
+
+    verb: Verb
+    graceful: bool = True
+    force: bool = False
+    timeout_seconds: int = 30
+    config_content: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    success: bool
+    message: str
+    output: str = ""
+
+
+class Commander(Protocol):
+    async def order(self, agent: Agent, order: Order, *, actor: str) -> Result:
+        """The agent's own answer; raises `Unavailable` if it is away or does not answer in time."""
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Of some agents over some time. The status classes sum up to `requests_total`."""
+
+    requests_total: int = 0
+    requests_per_second: float = 0.0
+    error_rate: float = 0.0
+    active_connections: int = 0
+    in_bytes: int = 0
+    out_bytes: int = 0
+    status_2xx: int = 0
+    status_3xx: int = 0
+    status_4xx: int = 0
+    status_5xx: int = 0
+
+
+class AccessLogEntry(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    agent_id: str
+    timestamp: str
+    remote_addr: str
+    method: str
+    uri: str
+    protocol: str
+    host: str
+    status: int
+    body_bytes_sent: int
+    response_time_ms: float
+    user_agent: str
+    referer: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogQuery:
+    """From `from_ns` inclusive to `to_ns` exclusive, newest first."""
+
+    from_ns: int
+    to_ns: int
+    limit: int
+    status_low: int = 0
+    status_high: int = 999
+    agent_id: str = ""
+    host: str = ""
+    method: str = ""
+    cursor: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPage:
+    entries: Sequence[AccessLogEntry] = ()
+    total: int = 0
+    """Of all matches, whatever the limit."""
+    cursor: str = ""
+    """Where to go on; empty at the end."""
+
+
+class Records(Protocol):
+    """What agents reported over time."""
+
+    async def traffic(
+        self, workspace: str, agents: Collection[str], *, from_ns: int, to_ns: int
+    ) -> Traffic: ...
+
+    async def access_log(self, workspace: str, query: LogQuery) -> LogPage: ...
+
+
+class NobodyThere:
+    """No agent can be connected, and none has reported anything."""
+
+    def sighting(self, _agent_id: str) -> None:
+        return None
+
+    def disconnect(self, _agent_id: str, *, reason: str) -> None:  # noqa: ARG002  # the protocol's word
+        return None
+
+    async def order(self, agent: Agent, _order: Order, *, actor: str) -> Result:  # noqa: ARG002  # same
+        raise Unavailable(f"agent {agent.spec.name} is not connected")
+
+    async def traffic(self, _workspace: str, _agents: Collection[str], **_window: int) -> Traffic:
+        return Traffic()
+
+    async def access_log(self, _workspace: str, _query: LogQuery) -> LogPage:
+        return LogPage()
