@@ -1,0 +1,173 @@
+"""The configuration in force and the groups that follow from it and from what operators set.
+
+The document lies in object storage. A new one is read, checked whole, and only then put in
+force; one that is wrong changes nothing and says what is wrong and where. Which groups exist,
+and as what, is computed from document and overrides, and computed anew only when either changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from fleetplane.domains.instances.configuration import Configuration, parse
+from fleetplane.domains.instances.configuration.hashes import infra_hash, runtime_hash
+from fleetplane.domains.instances.configuration.merge import EffectiveGroup, effective
+from fleetplane.domains.instances.credentials import DEFAULT_LIFE_HOURS, ClientRole
+from fleetplane.domains.instances.kinds import GROUP
+from fleetplane.domains.instances.registry import Instances
+from fleetplane.domains.instances.rules import Policy
+from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, NotFound
+from fleetplane.kernel.objects import Objects
+from fleetplane.kernel.store import Store
+
+log = structlog.get_logger(__name__)
+
+GroupKey = tuple[str, str]
+"""Tenant and group."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A document in force."""
+
+    configuration: Configuration
+    etag: str
+    modified_at_ns: int
+    size: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refreshed:
+    updated: bool
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """A group with the hashes by which drift is told."""
+
+    group: EffectiveGroup
+    runtime_hash: str
+    infra_hash: str
+
+
+class Groups:
+    def __init__(
+        self, store: Store, instances: Instances, objects: Objects, *, shard: str, drain_on_scale_down: bool
+    ) -> None:
+        self._store = store
+        self._instances = instances
+        self._objects = objects
+        self._shard = shard
+        self._drain_on_scale_down = drain_on_scale_down
+        self._loaded: Loaded | None = None
+        self._views: tuple[tuple[str, int], Mapping[GroupKey, GroupView]] | None = None
+        self._listeners: list[Callable[[set[GroupKey]], None]] = []
+
+    def __repr__(self) -> str:
+        etag = self._loaded.etag if self._loaded else "none"
+        return f"<Groups shard={self._shard} configuration={etag}>"
+
+    # The document.
+
+    @property
+    def loaded(self) -> Loaded | None:
+        return self._loaded
+
+    @property
+    def configuration(self) -> Configuration | None:
+        return self._loaded.configuration if self._loaded else None
+
+    def required(self) -> Configuration:
+        if self._loaded is None:
+            raise FailedPrecondition(
+                "no configuration is in force",
+                hint=f"put one at shard/{self._shard}/config.jsonc and refresh",
+            )
+        return self._loaded.configuration
+
+    def on_change(self, listener: Callable[[set[GroupKey]], None]) -> None:
+        """Be told which groups changed, appeared or went when the configuration did."""
+        self._listeners.append(listener)
+
+    async def refresh(self) -> Refreshed:
+        """Read the document again and put it in force if it is good."""
+        before = self._loaded
+        found = await self._read()
+        if before is not None and found.etag == before.etag:
+            return Refreshed(updated=False, before=before.etag, after=before.etag)
+        old = self.views()
+        self._loaded = found
+        new = self.views()
+        changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+        log.info(
+            "instances.configuration", etag=found.etag, path=found.path, groups=len(new), changed=len(changed)
+        )
+        for listener in self._listeners:
+            listener(changed)
+        return Refreshed(updated=True, before=before.etag if before else "", after=found.etag)
+
+    async def _read(self) -> Loaded:
+        for path in (f"shard/{self._shard}/config.jsonc", f"config/{self._shard}.jsonc"):
+            found = await self._objects.get(path)
+            if found is None:
+                continue
+            configuration = parse(found.body, name=path)
+            if configuration.shard.id != self._shard:
+                raise FleetplaneError(
+                    f"{path} is for shard {configuration.shard.id!r}, this server is {self._shard!r}"
+                )
+            return Loaded(
+                configuration=configuration, etag=found.etag, modified_at_ns=found.modified_at_ns,
+                size=len(found.body), path=path,
+            )  # fmt: skip
+        raise NotFound(f"there is no configuration at shard/{self._shard}/config.jsonc")
+
+    # What follows from it.
+
+    def views(self) -> Mapping[GroupKey, GroupView]:
+        """Every group there is, by tenant and key."""
+        if self._loaded is None:
+            return {}
+        at = (self._loaded.etag, self._store.kind_revision(GROUP))
+        if self._views is None or self._views[0] != at:
+            self._views = (at, self._compute(self._loaded.configuration))
+        return self._views[1]
+
+    def _compute(self, configuration: Configuration) -> Mapping[GroupKey, GroupView]:
+        overrides = {(tenant, key): spec for tenant, key, spec in self._instances.overrides()}
+        configured = {(tenant, key) for tenant, groups in configuration.groups.items() for key in groups}
+        views = {}
+        for tenant, key in sorted(configured | overrides.keys()):
+            group = effective(configuration, tenant, key, overrides.get((tenant, key)))
+            if group is not None:
+                views[tenant, key] = GroupView(
+                    group=group, runtime_hash=runtime_hash(group), infra_hash=infra_hash(group)
+                )
+        return views
+
+    def view(self, tenant: str, key: str) -> GroupView | None:
+        return self.views().get((tenant, key))
+
+    def policy(self) -> Policy:
+        """The numbers by which groups are kept, from the document."""
+        shard = self.required().shard
+        return Policy(
+            report_interval_seconds=shard.health_check_interval_seconds,
+            registration_timeout_seconds=shard.garbage_collection.registration_timeout_seconds,
+            deleted_retention_seconds=shard.garbage_collection.deleted_record_retention_seconds,
+            drain_timeout_seconds=shard.default_drain_timeout_seconds,
+            drain_on_scale_down=self._drain_on_scale_down,
+            eligible_age_seconds=shard.expiry.eligible_age_seconds or None,
+            forced_age_seconds=shard.expiry.forced_age_seconds or None,
+            on_demand_age_seconds=shard.expiry.ondemand_age_seconds or None,
+        )
+
+    def certificate_hours(self, role: ClientRole) -> float:
+        certificate = self.required().certificates.get(role)
+        return float(certificate.ttl_hours) if certificate is not None else DEFAULT_LIFE_HOURS

@@ -1,0 +1,202 @@
+"""The instances of this shard and what has happened to them, as records in the store.
+
+Every step of an instance's life is one transaction on one record, so a crash leaves it between
+two steps and never inside one. Knows the store; knows no provider, no protobuf and no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from fleetplane.domains.instances.kinds import (
+    GROUP,
+    INSTANCE,
+    PUBLIC_KEY,
+    TENANT,
+    Drain,
+    GroupOverride,
+    Instance,
+    InstanceSpec,
+    InstanceStatus,
+    PublicKeyFile,
+    TenantSleep,
+    tenant_scope,
+)
+from fleetplane.kernel.errors import NotFound
+from fleetplane.kernel.resources import Key
+from fleetplane.kernel.store import ABSENT, Draft, Store
+
+SERVER = "system/instances"
+"""The actor of what the server does by itself."""
+
+Step = Callable[[InstanceStatus, int], InstanceStatus]
+"""From what has happened so far and the time, what has happened now."""
+
+
+class Instances:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    # Reading.
+
+    def get(self, tenant: str, name: str) -> Instance:
+        instance = self.find(tenant, name)
+        if instance is None:
+            raise NotFound(f"instance {name!r} is not known", details={"instance_id": name})
+        return instance
+
+    def find(self, tenant: str, name: str) -> Instance | None:
+        return self._store.get(INSTANCE, tenant_scope(tenant), name)
+
+    def all(self, tenant: str | None = None) -> Sequence[Instance]:
+        return self._store.list(INSTANCE, "" if tenant is None else tenant_scope(tenant))
+
+    def of_group(self, tenant: str, group: str) -> list[Instance]:
+        return [instance for instance in self.all(tenant) if instance.spec.group == group]
+
+    def groups(self) -> set[tuple[str, str]]:
+        """Every (tenant, group) that has instances."""
+        return {(tenant_of(instance), instance.spec.group) for instance in self.all()}
+
+    # Steps.
+
+    async def record(
+        self, tenant: str, name: str, spec: InstanceSpec, status: InstanceStatus, *, actor: str = SERVER
+    ) -> Instance:
+        """The first step: write down that it shall exist, before anyone is asked to make it."""
+
+        def change(draft: Draft) -> Instance:
+            return draft.put(INSTANCE, tenant_scope(tenant), name, spec=spec, status=status, expect=ABSENT)
+
+        done = await self._store.transact(
+            change, actor=actor, action="instances.record", touches=[_key(tenant, name)]
+        )
+        return done.value
+
+    async def step(
+        self, tenant: str, name: str, step: Step, *, action: str, actor: str = SERVER
+    ) -> Instance | None:
+        """Take one step of an instance's life; None if it is gone."""
+
+        def change(draft: Draft) -> Instance | None:
+            instance = draft.get(INSTANCE, tenant_scope(tenant), name)
+            if instance is None:
+                return None
+            return put_status(draft, instance, step(instance.status or InstanceStatus(), draft.now_ns))
+
+        done = await self._store.transact(
+            change, actor=actor, action=f"instances.{action}", touches=[_key(tenant, name)]
+        )
+        return done.value
+
+    async def drain(self, tenant: str, name: str, drain: Drain, *, actor: str = SERVER) -> Instance | None:
+        """Begin to drain; a drain that has begun already is left as it is."""
+
+        def begin(status: InstanceStatus, _now_ns: int) -> InstanceStatus:
+            return status if status.drain is not None else msgspec.structs.replace(status, drain=drain)
+
+        return await self.step(tenant, name, begin, action="drain", actor=actor)
+
+    async def acknowledge(self, tenant: str, name: str, *, actor: str) -> Instance:
+        """The operator has emptied it. Trusted also when no drain was begun."""
+
+        def acked(status: InstanceStatus, now_ns: int) -> InstanceStatus:
+            drain = status.drain or Drain(
+                reason="requested", started_at_ns=now_ns, delete_at_ns=now_ns, replace=False
+            )
+            if drain.acked_at_ns is not None:
+                return status
+            return msgspec.structs.replace(status, drain=msgspec.structs.replace(drain, acked_at_ns=now_ns))
+
+        done = await self.step(tenant, name, acked, action="acknowledge", actor=actor)
+        if done is None:
+            raise NotFound(f"instance {name!r} is not known", details={"instance_id": name})
+        return done
+
+    async def purge(self, tenant: str, name: str) -> None:
+        """Forget the record, and the keys its agent had handed in."""
+        keys = [Key(PUBLIC_KEY.name, tenant_scope(tenant), key.name) for key in self.keys(tenant, name)]
+
+        def change(draft: Draft) -> None:
+            for kind, key in ((INSTANCE, _key(tenant, name)), *((PUBLIC_KEY, key) for key in keys)):
+                if draft.get(kind, key.scope, key.name) is not None:  # type: ignore[arg-type]
+                    draft.delete(kind, key.scope, key.name)  # type: ignore[arg-type]
+
+        await self._store.transact(
+            change, actor=SERVER, action="instances.purge", touches=[_key(tenant, name), *keys]
+        )
+
+    # Keys that agents made.
+
+    def keys(self, tenant: str, instance: str) -> list[PublicKeyRecord]:
+        return [
+            PublicKeyRecord(name=found.name, filename=found.spec.filename, pem=found.spec.pem)
+            for found in self._store.list(PUBLIC_KEY, tenant_scope(tenant))
+            if found.spec.instance == instance
+        ]
+
+    async def keep_keys(self, tenant: str, instance: str, pems: dict[str, str], *, actor: str) -> None:
+        scope = tenant_scope(tenant)
+        names = {filename: f"{instance}/{filename}" for filename in pems}
+
+        def change(draft: Draft) -> None:
+            for filename, pem in pems.items():
+                spec = PublicKeyFile(instance=instance, filename=filename, pem=pem)
+                draft.put(PUBLIC_KEY, scope, names[filename], spec=spec)
+
+        await self._store.transact(
+            change,
+            actor=actor,
+            action="instances.keys",
+            touches=[Key(PUBLIC_KEY.name, scope, name) for name in names.values()],
+        )
+
+    # Groups and tenants as operators set them.
+
+    def overrides(self) -> Iterator[tuple[str, str, GroupOverride]]:
+        for found in self._store.list(GROUP):
+            yield found.scope.removeprefix("tenant/"), found.name, found.spec
+
+    def override(self, tenant: str, key: str) -> GroupOverride | None:
+        found = self._store.get(GROUP, tenant_scope(tenant), key)
+        return found.spec if found is not None else None
+
+    def sleep(self, tenant: str) -> TenantSleep:
+        found = self._store.get(TENANT, tenant_scope(tenant), tenant)
+        return found.spec if found is not None else TenantSleep()
+
+    async def set_sleep(self, tenant: str, sleep: TenantSleep, *, actor: str) -> None:
+        scope = tenant_scope(tenant)
+        await self._store.transact(
+            lambda draft: draft.put(TENANT, scope, tenant, spec=sleep),
+            actor=actor,
+            action="instances.sleep" if sleep.asleep else "instances.wake",
+            touches=[Key(TENANT.name, scope, tenant)],
+        )
+
+
+class PublicKeyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    filename: str
+    pem: str
+
+
+def tenant_of(instance: Instance) -> str:
+    return instance.scope.removeprefix("tenant/")
+
+
+def put_status(draft: Draft, instance: Instance, status: InstanceStatus) -> Instance:
+    return draft.put(
+        INSTANCE,
+        instance.scope,
+        instance.name,
+        spec=instance.spec,
+        status=status,
+        conditions=instance.conditions,
+    )
+
+
+def _key(tenant: str, name: str) -> Key:
+    return Key(INSTANCE.name, tenant_scope(tenant), name)

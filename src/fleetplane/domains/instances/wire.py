@@ -1,0 +1,183 @@
+"""Protobuf to kinds and back, for both generations of agents and operators. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fleetplane.domains.instances import rules
+from fleetplane.domains.instances.kinds import Instance
+from fleetplane.domains.instances.registry import tenant_of
+from fleetplane.domains.instances.reports import Report
+from fleetplane.gen.fleetplane.instances.v1 import early_pb2
+from fleetplane.gen.nstance.v1 import agent_pb2, operator_pb2
+from fleetplane.kernel.errors import InvalidArgument
+
+LAST_FIELD_OF_SECOND_GENERATION = 9
+FILES_LIMIT = 256  # in one report; a template has a handful
+TEXT_LIMIT_BYTES = 1024
+
+
+def timestamp(ns: int | None) -> Timestamp | None:
+    if ns is None:
+        return None
+    seconds, nanos = divmod(ns, 1_000_000_000)
+    return Timestamp(seconds=seconds, nanos=nanos)
+
+
+# Health reports.
+
+
+def health_report(body: bytes) -> Report:
+    """A report of either generation, told apart by the field numbers that occur in it."""
+    try:
+        if max(_field_numbers(body), default=0) > LAST_FIELD_OF_SECOND_GENERATION:
+            return _early_report(early_pb2.EarlyHealthReport.FromString(body))
+        return _report(agent_pb2.HealthReportRequest.FromString(body))
+    except (DecodeError, ValueError) as error:
+        raise InvalidArgument("the health report cannot be read") from error
+
+
+def _report(message: agent_pb2.HealthReportRequest) -> Report:
+    metrics = message.metrics
+    return Report(
+        instance=message.instance_id,
+        version=message.version[:TEXT_LIMIT_BYTES],
+        count=message.count,
+        config_hash=message.config_hash,
+        files=_files(message.files.items()),
+        termination_action=_notice(message)[0],
+        termination_deadline_ns=_notice(message)[1],
+        cpu_usage=metrics.cpu_usage if metrics.HasField("cpu_usage") else None,
+        memory_usage=metrics.memory_usage if metrics.HasField("memory_usage") else None,
+        connections=dict(metrics.ebpf_counters),
+    )
+
+
+def _early_report(message: early_pb2.EarlyHealthReport) -> Report:
+    return Report(
+        instance=message.instance_id,
+        version=message.version[:TEXT_LIMIT_BYTES],
+        count=message.count,
+        config_hash=message.config_hash,
+        files=_files(message.files.items()),
+        termination_action=_notice(message)[0],
+        termination_deadline_ns=_notice(message)[1],
+        cpu_usage=message.one_minute.cpu_usage if message.HasField("one_minute") else None,
+        memory_usage=message.one_minute.memory_usage if message.HasField("one_minute") else None,
+    )
+
+
+def _files(entries: Iterable[tuple[str, agent_pb2.FileStatus]]) -> dict[str, str]:
+    files = {}
+    for name, status in entries:
+        if len(files) >= FILES_LIMIT:
+            raise InvalidArgument(f"files has more than {FILES_LIMIT} entries", field="files")
+        files[name] = (status.error or "unknown error")[:TEXT_LIMIT_BYTES] if status.HasField("error") else ""
+    return files
+
+
+def _notice(
+    message: agent_pb2.HealthReportRequest | early_pb2.EarlyHealthReport,
+) -> tuple[str, int | None]:
+    if not message.HasField("termination_notice"):
+        return "", None
+    notice = message.termination_notice
+    deadline = notice.deadline.ToNanoseconds() if notice.HasField("deadline") else None
+    return notice.action or "terminate", deadline
+
+
+def _field_numbers(body: bytes) -> set[int]:
+    """The top-level field numbers of an encoded message."""
+    numbers, at = set(), 0
+    while at < len(body):
+        tag, at = _varint(body, at)
+        numbers.add(tag >> 3)
+        match tag & 7:
+            case 0:
+                _, at = _varint(body, at)
+            case 1:
+                at += 8
+            case 2:
+                length, at = _varint(body, at)
+                at += length
+            case 5:
+                at += 4
+            case _:
+                raise ValueError("group or unknown wire type")
+    if at > len(body):
+        raise ValueError("truncated")
+    return numbers
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(body) or shift > 63:
+            raise ValueError("truncated or overlong number")
+        byte = body[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+# What operators see of instances.
+
+
+def instance_status(instance: Instance, last_seen_ns: int | None) -> operator_pb2.InstanceStatusResponse:
+    status = instance.status
+    assert status is not None
+    return operator_pb2.InstanceStatusResponse(
+        instance_id=instance.name,
+        tenant=tenant_of(instance),
+        status=status_word(instance),
+        created_at=timestamp(instance.created_at_ns),
+        last_seen=timestamp(last_seen_ns),
+        provider_instance_id=status.provider_id,
+    )
+
+
+def status_word(instance: Instance) -> str:
+    """The provider's word while the instance lives, ours once it goes."""
+    status = instance.status
+    match rules.state(instance):
+        case rules.State.DELETED:
+            return "deleted"
+        case rules.State.DELETING:
+            return "deleting"
+        case rules.State.PENDING:
+            return "pending"
+    assert status is not None
+    return status.provider_status or "running"
+
+
+def instance_event(instance: Instance, word: str) -> operator_pb2.InstanceEvent:
+    status = instance.status
+    assert status is not None
+    drain = status.drain
+    return operator_pb2.InstanceEvent(
+        instance_id=instance.name,
+        tenant=tenant_of(instance),
+        provider_instance_id=status.provider_id,
+        group=instance.spec.group,
+        status=word,
+        reason=drain.reason if drain is not None else "",
+        unhealthy_at=timestamp(status.unhealthy_since_ns or (drain.started_at_ns if drain else None)),
+        delete_at=timestamp(drain.delete_at_ns if drain is not None else None),
+    )
+
+
+def event_word(instance: Instance) -> str | None:
+    """Which step of its end an instance has reached; None while it has reached none."""
+    match rules.state(instance):
+        case rules.State.DRAINING:
+            return "pending_deletion"
+        case rules.State.DELETING:
+            return "deleting"
+        case rules.State.DELETED:
+            return "deleted"
+    return None
