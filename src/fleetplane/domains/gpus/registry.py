@@ -201,6 +201,8 @@ class Gpus:
 
     def _restore(self, draft: Draft, provider: str, names: Iterable[str]) -> None:
         for gpu in filter(None, (draft.get(GPU, SCOPE, name) for name in names)):
+            if gpu.status is None or not gpu.status.silenced:  # nearly always: nothing was put aside
+                continue
             before = _state(gpu)
             after = rules.restore(before, provider=provider, now_ns=draft.now_ns)
             if after is not before:

@@ -9,7 +9,7 @@ happens to everything at a restart, because the server cannot know what it misse
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
@@ -52,7 +52,7 @@ class State:
 
     def with_conditions(self, conditions: Iterable[Condition], silenced: Iterable[Condition]) -> State:
         status = msgspec.structs.replace(self.status or GpuStatus(), silenced=tuple(silenced))
-        return replace(self, conditions=tuple(conditions), status=status)
+        return State(conditions=tuple(conditions), status=status)
 
 
 NewState = Callable[[State, int], State]
