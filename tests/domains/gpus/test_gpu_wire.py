@@ -107,7 +107,7 @@ def test_no_spec_differs_from_an_empty_spec_and_no_status_from_an_empty_status()
     assert (empty.HasField("spec"), empty.HasField("status")) == (True, True)
 
 
-texts = st.text(max_size=40)
+texts = st.text(max_size=16)  # at most 64 bytes, the narrowest bound
 messages = st.builds(
     gpu_pb2.GpuStatus,
     recommended_action=texts,
