@@ -6,7 +6,6 @@ that each answer stands for a write: the versions it is given are all different.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 
@@ -74,7 +73,7 @@ def measure(effort: Effort) -> Sequence[Row]:
     return [
         against(
             figure="Durable UpdateGpuCondition, 64 callers",
-            ours=statistics.median(ours), reference=statistics.median(reference), must=MUST,
+            ours=max(ours), reference=max(reference), must=MUST,
             show=lambda rate: f"{rate:,.0f}/s",
         )
     ]  # fmt: skip

@@ -13,9 +13,13 @@ HEADER = ("Figure", "Fleetplane", "Reference", "Ratio", "Must reach", "Verdict")
 class Effort:
     """How hard to measure. The figures' meaning does not depend on it, only their noise."""
 
-    rounds: int = 5
-    """Times that ours and the reference are measured, in turns; the medians are published."""
-    seconds: float = 4.0
+    rounds: int = 7
+    """Times that ours and the reference are measured, in turns.
+
+    The best round of each is published: whatever else a machine does in the meantime only slows
+    a round down, so the best one says most about the program.
+    """
+    seconds: float = 2.0
     """Of load in each round."""
     updates: int = 40
     """Fan-outs in each round."""

@@ -42,8 +42,8 @@ def _literal(name: bytes, value: bytes) -> bytes:
 
 def _head(path: str, authority: str) -> bytes:
     return (
-        b"\x83\x86"  # POST, http: both in HPACK's static table
-        + b"\x04" + bytes([len(path)]) + path.encode()
+        b"\x83\x86\x04"  # POST and http from HPACK's static table; then the path
+        + bytes([len(path)]) + path.encode()
         + b"\x01" + bytes([len(authority)]) + authority.encode()
         + _literal(b"content-type", b"application/grpc")
         + _literal(b"te", b"trailers")

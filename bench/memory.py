@@ -58,8 +58,9 @@ def measure(effort: Effort) -> Sequence[Row]:
             ratio=None,
             must_reach=f"under {_shown(LIMIT_BYTES)}",
             reached=final < LIMIT_BYTES,
-            note=f"idle {_shown(idle)}, with the GPUs {_shown(registered)}, with the watchers {_shown(watched)}, "
-            f"after a burst of {updates} updates {_shown(final)}, at most {_shown(peak)}",
+            note=f"idle {_shown(idle)}, with the GPUs {_shown(registered)}, "
+            f"with the watchers {_shown(watched)}, after {updates} updates {_shown(final)}, "
+            f"at most {_shown(peak)}",
         )
     ]
 

@@ -83,7 +83,9 @@ def register(server: Server, count: int) -> None:
 def get(server: Server, index: int) -> gpu_pb2.GetGpuResponse:
     with channel(server) as made:
         request = gpu_pb2.GetGpuRequest(name=name(index))
-        answer: gpu_pb2.GetGpuResponse = gpu_pb2_grpc.GpuServiceStub(made).GetGpu(request, timeout=CALL_SECONDS)
+        answer: gpu_pb2.GetGpuResponse = gpu_pb2_grpc.GpuServiceStub(made).GetGpu(
+            request, timeout=CALL_SECONDS
+        )
         return answer
 
 

@@ -1,9 +1,9 @@
 """Measure every published figure beside its reference and print the table.
 
-    python bench/run.py                      everything; about five minutes
-    python bench/run.py --only get_gpu       one figure
-    python bench/run.py --quick              show that everything works; the numbers mean nothing
-    python bench/run.py --write FILE         also put the table into FILE, between its two markers
+python bench/run.py                      everything; about five minutes
+python bench/run.py --only get_gpu       one figure
+python bench/run.py --quick              show that everything works; the numbers mean nothing
+python bench/run.py --write FILE         also put the table into FILE, between its two markers
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import statistics
 import struct
 import subprocess
 import tempfile
@@ -37,7 +36,8 @@ def _h2load(server: Server, method: str, request: bytes, answer_bytes: int, seco
         body.flush()
         done = subprocess.run(
             [
-                "h2load", "--clients", str(CONNECTIONS), "--max-concurrent-streams", str(STREAMS), "--threads", "1",
+                "h2load", "--threads", "1",
+                "--clients", str(CONNECTIONS), "--max-concurrent-streams", str(STREAMS),
                 "--duration", f"{round(seconds * 1000)}ms",
                 "--window-bits", str(WINDOW_BITS), "--connection-window-bits", str(WINDOW_BITS),
                 "--header", "content-type: application/grpc", "--header", "te: trailers",
@@ -64,10 +64,8 @@ def _rate(report: str, answer_bytes: int) -> float:
     return float(rate[1])
 
 
-def in_turns(
-    effort: Effort, gpus: int, measure: Callable[[Server], float]
-) -> tuple[float, float]:
-    """Medians of what `measure` says of Fleetplane and of the reference, both holding these GPUs."""
+def in_turns(effort: Effort, gpus: int, measure: Callable[[Server], float]) -> tuple[float, float]:
+    """The best that `measure` says of Fleetplane and of the reference, both holding these GPUs."""
     ours: list[float] = []
     reference: list[float] = []
     with (
@@ -81,4 +79,4 @@ def in_turns(
         for _ in range(effort.rounds):
             ours.append(measure(fleetplane))
             reference.append(measure(grpc_aio))
-    return statistics.median(ours), statistics.median(reference)
+    return max(ours), max(reference)

@@ -1,0 +1,55 @@
+"""Every figure's script runs to its end and fills its rows. Nothing here looks at a time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FIGURES = ("get_gpu", "list_gpus", "fan_out", "durable_writes", "memory", "cold_start")
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("h2load") is None or len(os.sched_getaffinity(0)) < 2,
+    reason="the benchmarks need h2load and two cores",
+)
+
+
+def test_every_figure_can_be_measured() -> None:
+    command = [sys.executable, str(ROOT / "bench" / "run.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.removesuffix(" ...") for line in done.stderr.splitlines()] == list(FIGURES)
+    rows = [
+        line for line in done.stdout.splitlines() if line.endswith(("| reached     |", "| not reached |"))
+    ]
+    assert len(rows) == len(FIGURES) + 2  # fan-out and cold start have two each
+    for row in rows:
+        ours = row.split("|")[2].strip()
+        assert ours[0].isdigit()
+        assert float(ours.split()[0].removesuffix("/s").replace(",", "")) > 0
+
+
+def test_the_table_is_written_between_the_markers_and_nowhere_else(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- figures -->\nold\n<!-- end of figures -->\nafter\n")
+    command = [
+        sys.executable,
+        str(ROOT / "bench" / "run.py"),
+        "--quick",
+        "--only",
+        "cold_start",
+        "--write",
+        str(page),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    written = page.read_text()
+    assert written.startswith("before\n<!-- figures -->\n")
+    assert written.endswith("\n<!-- end of figures -->\nafter\n")
+    assert "Cold start" in written
+    assert "old\n" not in written
