@@ -52,6 +52,8 @@ class Store:
         self._settings = settings
         self._hub: Hub
         self._writer: Writer
+        self.exclusive = False
+        """Whether no other process can have the same database open."""
 
     def __repr__(self) -> str:
         return f"<Store revision={self.revision} resources={len(self._view)}>"
@@ -68,6 +70,7 @@ class Store:
             engine = await SqliteEngine.open(settings)
             try:
                 async with cls.on(engine, settings, kinds=kinds, clock=clock) as store:
+                    store.exclusive = True
                     yield store
             finally:
                 await engine.close()

@@ -1,0 +1,12 @@
+"""The kinds that the kernel itself keeps: every store is opened with them, whatever its domains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleetplane.kernel.freeze import FREEZE
+from fleetplane.kernel.identity.revocation import REVOCATION
+from fleetplane.kernel.reconcile import LEASE
+from fleetplane.kernel.resources import AnyKind
+
+KERNEL_KINDS: Sequence[AnyKind] = (FREEZE, LEASE, REVOCATION)

@@ -1,0 +1,20 @@
+"""Level-triggered controllers: a queue of keys, one owner by lease, and why nothing happens."""
+
+from fleetplane.kernel.reconcile.explanation import Explanation, Explanations, Reason, Result
+from fleetplane.kernel.reconcile.lease import LEASE, Lease, LeaseLost, LeaseSpec
+from fleetplane.kernel.reconcile.queue import WorkQueue
+from fleetplane.kernel.reconcile.reconciler import Reconciler, ReconcilerStatistics
+
+__all__ = [
+    "LEASE",
+    "Explanation",
+    "Explanations",
+    "Lease",
+    "LeaseLost",
+    "LeaseSpec",
+    "Reason",
+    "Reconciler",
+    "ReconcilerStatistics",
+    "Result",
+    "WorkQueue",
+]
