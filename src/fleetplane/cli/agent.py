@@ -149,9 +149,7 @@ def gpu(*, address: str | None, ignored_xids: str, no_health_check: bool, **opti
     show_default=True,
     help="Between questions to the cloud whether it wants the machine back; 0 asks none.",
 )
-@_set(
-    "--kind", "INSTANCE_KIND", default="", help="Taken for the sake of old set-ups; the id says it already."
-)
+@_set("--kind", "INSTANCE_KIND", default="", expose_value=False, help="Not needed: the id says it.")
 @_set("--hostname", "INSTANCE_HOSTNAME", default="", help="Reported; else the system's.")
 @_set("--fqdn", "INSTANCE_FQDN", default="", help="Reported if no host name is given.")
 @_set("--ipv4", "INSTANCE_IPV4", default="", help="Reported; else the address towards the server.")
