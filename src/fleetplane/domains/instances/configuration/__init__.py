@@ -1,1 +1,47 @@
+"""The configuration of a shard: a document people write, everything it says, and whether it can be used.
 
+Pure: text in, values or problems out. Where the text is kept, and what is done with it, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from fleetplane.domains.instances.configuration import decode, jsonc, older, validate
+from fleetplane.domains.instances.configuration.problems import ConfigurationInvalid, Problem, Report
+from fleetplane.domains.instances.configuration.schema import Configuration
+
+__all__ = ["Configuration", "ConfigurationInvalid", "Problem", "parse"]
+
+
+def parse(text: bytes | str, *, name: str) -> Configuration:
+    """Read and check a document. `name` is what it is called in messages, such as its file's name.
+
+    Raises ConfigurationInvalid with everything that is wrong with it.
+    """
+    try:
+        document = jsonc.parse(text if isinstance(text, str) else text.decode())
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        column = error.start - error.object.rfind(b"\n", 0, error.start)
+        problem = Problem(path="", line=line, column=column, message="the text is not UTF-8 from here on")
+        raise ConfigurationInvalid(name, [problem]) from None
+    except jsonc.SyntaxInvalid as error:
+        place = error.position
+        problem = Problem(path="", line=place.line, column=place.column, message=error.message)
+        raise ConfigurationInvalid(name, [problem]) from None
+    report = Report(document=document)
+    config = _checked(document, report)
+    if report.problems or config is None:
+        raise ConfigurationInvalid(name, report.in_order())
+    return validate.resolve(config)
+
+
+def _checked(document: jsonc.Document, report: Report) -> Configuration | None:
+    for path, offset in document.duplicates:
+        where = document.locate(offset)
+        report.add_at(path, where, f"{path[-1]!r} is given twice in the same object")
+    if older.recognise(document.value, report):
+        return None
+    older.note_renamed(document.value, report)
+    config = decode.decode(Configuration, document.value, report)
+    validate.validate(config, report)
+    return config

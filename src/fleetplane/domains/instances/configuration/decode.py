@@ -73,7 +73,7 @@ class _Decoder:
 
     def part(self, part: type[P], value: object, path: Path) -> P:
         if not isinstance(value, dict):
-            self.report.add(path, f"must be an object, not {_kind(value)}")
+            self.report.reject(path, f"must be an object, not {_kind(value)}")
             return _empty_part(part)
         fields = _fields(part)
         for key in value:
@@ -85,7 +85,7 @@ class _Decoder:
         value = members.get(key)
         if value is None:  # null is the same as leaving it out
             if field.required:
-                self.report.add((*path, key), f"{key!r} is required", at_key=key in members)
+                self.report.reject((*path, key), f"{key!r} is required", at_key=key in members)
                 return _empty(field.type)
             return field.default
         if value == "" and field.type is str and field.required:
@@ -98,6 +98,8 @@ class _Decoder:
 
     def value(self, wanted: Any, value: object, path: Path) -> object:
         origin, arguments = get_origin(wanted), get_args(wanted)
+        if path in self.report.rejected:
+            return _empty(wanted)
         if origin is Annotated:
             return self.duration(value, path)
         if origin in (types.UnionType, Union):
@@ -119,29 +121,31 @@ class _Decoder:
         if wanted is float and is_number:
             return float(value)  # type: ignore[arg-type]
         if wanted is int and is_number and not isinstance(value, int):
-            self.report.add(path, "must be a whole number")
+            self.report.reject(path, "must be a whole number")
             return 0
         if wanted is int and is_number and abs(value) > MAX_INTEGER:  # type: ignore[arg-type]
-            self.report.add(path, f"must be at most {MAX_INTEGER}")
+            self.report.reject(path, f"must be at most {MAX_INTEGER}")
             return 0
         if type(value) is wanted:
             return value
         advice = f'; write "{value}"' if wanted is str and is_number else ""
-        self.report.add(path, f"must be {_NAMES[wanted]}, not {_kind(value)}{advice}")
+        self.report.reject(path, f"must be {_NAMES[wanted]}, not {_kind(value)}{advice}")
         return _empty(wanted)
 
     def duration(self, value: object, path: Path) -> float:
         if not isinstance(value, str):
             advice = f'; for {value} seconds write "{value}s"' if type(value) in (int, float) else ""
-            self.report.add(path, f'must be a duration in quotes such as "30s", not {_kind(value)}{advice}')
+            self.report.reject(
+                path, f'must be a duration in quotes such as "30s", not {_kind(value)}{advice}'
+            )
             return 0.0
         try:
             seconds = durations.parse(value)
         except InvalidArgument as error:
-            self.report.add(path, error.message)
+            self.report.reject(path, error.message)
             return 0.0
         if seconds < 0:
-            self.report.add(path, "must not be negative")
+            self.report.reject(path, "must not be negative")
             return 0.0
         return seconds
 
@@ -150,23 +154,23 @@ class _Decoder:
             return value
         named = [option for option in options if option]
         if isinstance(value, str) and _RENAMED.get(value) in options:
-            self.report.add(path, f"{value!r} is called {_RENAMED[value]!r} now")
+            self.report.reject(path, f"{value!r} is called {_RENAMED[value]!r} now")
         else:
-            self.report.add(path, f"must be one of {', '.join(named)}, not {value!r}")
+            self.report.reject(path, f"must be one of {', '.join(named)}, not {value!r}")
         return _empty(Literal)
 
     def mapping(self, item: Any, value: object, path: Path) -> dict[str, object]:
         if not isinstance(value, dict):
-            self.report.add(path, f"must be an object, not {_kind(value)}")
+            self.report.reject(path, f"must be an object, not {_kind(value)}")
             return {}
         for key in value:
             if not key:
-                self.report.add((*path, key), "a name must not be empty", at_key=True)
+                self.report.reject((*path, key), "a name must not be empty", at_key=True)
         return {key: self.value(item, entry, (*path, key)) for key, entry in value.items()}
 
     def sequence(self, item: Any, value: object, path: Path) -> tuple[object, ...]:
         if not isinstance(value, list):
-            self.report.add(path, f"must be a list, not {_kind(value)}")
+            self.report.reject(path, f"must be a list, not {_kind(value)}")
             return ()
         return tuple(self.value(item, entry, (*path, index)) for index, entry in enumerate(value))
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from fleetplane.domains.instances.configuration.jsonc import Document, Path
+from fleetplane.domains.instances.configuration.jsonc import Document, Path, Position
 from fleetplane.kernel.errors import InvalidArgument
 
 MAX_PROBLEMS = 200  # more than anyone reads; a document of nonsense must not become a book
@@ -63,19 +63,26 @@ class Report:
     document: Document
     problems: list[Problem] = field(default_factory=list)
     seen: set[Path] = field(default_factory=set)
+    rejected: set[Path] = field(default_factory=set)
+    """Values that were put aside. What stands in for them is nobody's mistake."""
 
     def add(self, path: Path, message: str, *, at_key: bool = False) -> None:
-        if path in self.seen or len(self.problems) >= MAX_PROBLEMS:
+        place = self.document.key_position(path) if at_key else self.document.position(path)
+        self.add_at(path, place, message)
+
+    def reject(self, path: Path, message: str, *, at_key: bool = False) -> None:
+        """As `add`, and keep silent about everything within."""
+        self.add(path, message, at_key=at_key)
+        self.rejected.add(path)
+
+    def add_at(self, path: Path, place: Position, message: str) -> None:
+        within_rejected = any(path[:length] in self.rejected for length in range(len(path)))
+        if within_rejected or path in self.seen or len(self.problems) >= MAX_PROBLEMS:
             return
         self.seen.add(path)
-        place = self.document.key_position(path) if at_key else self.document.position(path)
         self.problems.append(
             Problem(path=render(path), line=place.line, column=place.column, message=message)
         )
-
-    def knows(self, path: Path) -> bool:
-        """Whether the path, or something it is part of, is known to be wrong."""
-        return any(path[:length] in self.seen for length in range(len(path) + 1))
 
     def in_order(self) -> tuple[Problem, ...]:
         return tuple(sorted(self.problems, key=lambda problem: (problem.line, problem.column, problem.path)))
