@@ -1,0 +1,45 @@
+"""`fleetplane instances config`: work on configuration documents, without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def config() -> None:
+    """Work with configuration documents."""
+
+
+@config.command()
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True))
+def validate(file: Path) -> None:
+    """Check FILE (- is stdin) and print every problem with its place.
+
+    One problem a line, as file:line:column: path: message. Exits 0 when the document can be used,
+    3 when it cannot.
+    """
+    import sys
+
+    from fleetplane.cli.exits import Exit
+    from fleetplane.domains.instances.configuration import ConfigurationInvalid, parse
+
+    name = "<stdin>" if str(file) == "-" else str(file)
+    text = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    try:
+        configuration = parse(text, name=name)
+    except ConfigurationInvalid as invalid:
+        for problem in invalid.problems:
+            click.echo(f"{name}:{problem}")
+        raise SystemExit(Exit.CONDITION_NOT_MET) from None
+    groups = [group for tenant in configuration.groups.values() for group in tenant.values()]
+    click.echo(
+        f"{name}: valid: cluster {configuration.cluster.id}, shard {configuration.shard.id}, "
+        f"{_count(len(configuration.templates), 'template')}, {_count(len(groups), 'group')}, "
+        f"{_count(sum(group.size or 0 for group in groups), 'instance')}"
+    )
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
