@@ -323,8 +323,8 @@ class LocalProvider(WithoutExtras):
             "NSTANCE_RECV_DIR": str(directory / "recv"),
             "NSTANCE_REPORT_INTERVAL": f"{interval:g}s",
             "NSTANCE_SPOT_POLL_INTERVAL": f"{self._options.spot_poll_interval_seconds:g}s",
-            "NSTANCE_HOSTNAME": request.instance_id,
-            "NSTANCE_IPV4": "127.0.0.1",
+            "NSTANCE_INSTANCE_HOSTNAME": request.instance_id,
+            "NSTANCE_INSTANCE_IPV4": "127.0.0.1",
         }
 
 
