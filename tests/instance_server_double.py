@@ -10,6 +10,7 @@ import base64
 import contextlib
 import datetime as dt
 import json
+import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -76,6 +77,7 @@ def make_nonce(
         "cluster_id": "test",
         "shard": "one",
         "tenant": "default",
+        "jti": secrets.token_hex(8),
     }
     parts = ({"alg": "EdDSA", "typ": "JWT"}, claims)
     encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts]

@@ -1,0 +1,234 @@
+"""The agent's decisions, which need neither disk nor network."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from instance_server_double import INSTANCE_ID, make_nonce
+from throwaway_ca import ThrowawayCa, key_pem, make_key
+
+from fleetplane.domains.instances.agent import file_rules
+from fleetplane.domains.instances.agent.certificates import Age, Life, public_pem
+from fleetplane.domains.instances.agent.durations import format_duration, parse_duration
+from fleetplane.domains.instances.agent.enrolment import (
+    CertificateState,
+    NonceState,
+    Step,
+    next_step,
+    nonce_state,
+)
+from fleetplane.domains.instances.agent.instance_id import ALPHABET, read_instance_id
+from fleetplane.domains.instances.agent.nonce import BadNonce, read_nonce
+from fleetplane.domains.instances.agent.patch import (
+    PATCH_FILES_LIMIT,
+    PatchBroken,
+    PatchReader,
+    State,
+    Transfer,
+)
+from fleetplane.kernel.errors import InvalidArgument
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("app.env", b""),
+        ("app.env", b"# comment\n\nKEY=value\n  PADDED=1\nEMPTY=\nA_1=b=c"),
+        ("ca.crt", ThrowawayCa().pem),
+        ("a.key", key_pem(make_key("ed25519"))),
+        ("a.key", key_pem(make_key("p256"))),
+        ("a.pub", public_pem(make_key("ed25519"))),
+        ("two.dots.json", b"[1, null]"),
+    ],
+)
+def test_a_file_that_keeps_to_its_extension_is_taken(name: str, content: bytes) -> None:
+    assert file_rules.file_complaint(name, content) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("app.env", b"KEY"),
+        ("app.env", b"key=value"),
+        ("app.env", b"A B=1"),
+        ("app.env", b"=1"),
+        ("app.env", b"\xff=1"),
+        ("ca.crt", b""),
+        ("ca.crt", key_pem(make_key("p256"))),
+        ("a.key", public_pem(make_key("p256"))),
+        ("a.key", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"),
+        ("a.pub", key_pem(make_key("p256"))),
+        ("a.json", b""),
+        ("a.json", b"[" * 100_000),
+        ("custom.conf", b"x"),
+        ("script.sh", b"x"),
+        ("env", b"A=1"),
+        ("A.ENV", b"A=1"),
+    ],
+)
+def test_a_file_that_its_reader_could_not_parse_is_refused(name: str, content: bytes) -> None:
+    assert file_rules.file_complaint(name, content)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".env", "a/b.env", "../a.env", "/a.env", "a\\b.env", "a\0.env", "a\n.env",
+             "write-files.last", "x" * 300 + ".env"],
+)  # fmt: skip
+def test_a_name_that_is_no_plain_file_name_is_refused(name: str) -> None:
+    assert file_rules.name_complaint(name)
+
+
+# Patches
+
+FILE_A, FILE_B = Transfer(filename="a.env", content=b"A=1"), Transfer(filename="b.env", dated=True)
+COMMIT = Transfer(config_hash="h")
+MUDDLED = Transfer(filename="c.env", config_hash="h")
+
+
+def test_files_and_a_commit_make_a_patch() -> None:
+    reader = PatchReader()
+    assert reader.take(FILE_A) is None
+    assert reader.take(FILE_B) is None
+    patch = reader.take(COMMIT)
+    assert patch is not None
+    assert patch.files == {"a.env": b"A=1", "b.env": b""}
+    assert reader.state is State.EMPTY
+    reader.end()
+
+
+def test_a_commit_alone_moves_the_hash() -> None:
+    patch = PatchReader().take(COMMIT)
+    assert patch is not None
+    assert (patch.files, patch.config_hash) == ({}, "h")
+
+
+@given(st.lists(st.sampled_from([FILE_A, FILE_B, COMMIT, MUDDLED, Transfer()]), max_size=12))
+def test_a_patch_never_holds_what_came_before_a_break(messages: list[Transfer]) -> None:
+    reader = PatchReader()
+    since: list[str] = []
+    for message in messages:
+        legal = message is COMMIT or (message in (FILE_A, FILE_B) and message.filename not in since)
+        if not legal:
+            with pytest.raises(PatchBroken):
+                reader.take(message)
+            since = []
+        elif (patch := reader.take(message)) is not None:
+            assert list(patch.files) == since
+            since = []
+        else:
+            since.append(message.filename)
+    if since:
+        with pytest.raises(PatchBroken):
+            reader.end()
+    else:
+        reader.end()
+
+
+def test_a_patch_without_end_is_given_up() -> None:
+    reader = PatchReader()
+    for number in range(PATCH_FILES_LIMIT):
+        reader.take(Transfer(filename=f"{number}.env"))
+    with pytest.raises(PatchBroken, match="at most"):
+        reader.take(Transfer(filename="straw.env"))
+    assert reader.state is State.EMPTY
+
+
+# Enrolment
+
+
+def test_every_state_of_the_identity_folder_has_a_step() -> None:
+    steps = {pair: next_step(*pair) for pair in itertools.product(NonceState, CertificateState)}
+    assert {pair for pair, step in steps.items() if step is Step.CONNECT} == {
+        (NonceState.ABSENT, CertificateState.USABLE)
+    }
+    assert {pair for pair, step in steps.items() if step is Step.DROP_NONCE} == {
+        (NonceState.LEFT_OVER, CertificateState.USABLE)
+    }
+    assert all(step is Step.REGISTER for (nonce, _), step in steps.items() if nonce is NonceState.WAITING)
+
+
+def test_a_nonce_is_left_over_when_its_certificate_is_newer() -> None:
+    assert nonce_state(None, 5) is NonceState.ABSENT
+    assert nonce_state(5, None) is NonceState.WAITING
+    assert nonce_state(5, 5) is NonceState.LEFT_OVER
+    assert nonce_state(6, 5) is NonceState.WAITING
+
+
+def test_a_nonce_is_read_without_its_key() -> None:
+    import time
+
+    nonce = read_nonce(f"  {make_nonce()}\n".encode(), now=time.time())
+    assert (nonce.subject, nonce.config_hash) == (INSTANCE_ID, "sha256:first")
+    with pytest.raises(BadNonce, match="over since"):
+        read_nonce(make_nonce().encode(), now=time.time() + 400)
+    with pytest.raises(BadNonce, match="begins in"):
+        read_nonce(make_nonce().encode(), now=time.time() - 400)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_at_all_upset_the_nonce_reader(raw: bytes) -> None:
+    with pytest.raises(BadNonce):
+        read_nonce(raw, now=0.0)
+
+
+# Certificates
+
+
+def test_a_certificate_ages_in_steps_and_says_when_the_next_one_comes() -> None:
+    life = Life(start=1000.0, end=1900.0)
+    assert [life.age(now) for now in (1000, 1599, 1600, 1809, 1810, 1899, 1900, 9999)] == [
+        Age.FRESH, Age.FRESH, Age.DUE, Age.DUE, Age.URGENT, Age.URGENT, Age.OVER, Age.OVER,
+    ]  # fmt: skip
+    assert life.seconds_to_next_age(1000.0) == pytest.approx(600.0)
+    assert life.seconds_to_next_age(1600.0) == pytest.approx(210.0)
+    assert life.seconds_to_next_age(1900.0) is None
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("60s", 60), ("1m30s", 90), ("1h0m0.5s", 3600.5), ("500ms", 0.5), ("0", 0), ("0s", 0), ("1.5h", 5400)],
+)
+def test_durations_are_read_as_the_protocol_writes_them(text: str, seconds: float) -> None:
+    assert parse_duration(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "60", "21d", "s", "-5s", "5s5", "five"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        parse_duration(text)
+
+
+@given(st.integers(0, 10**9))
+def test_a_duration_survives_being_written_and_read(seconds: int) -> None:
+    assert parse_duration(format_duration(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("abc06awcb4f5hzmfey7qwt7s8a6q4", "0195c62c-8f2c-7f47-bbc7-bf347ca146b9"),
+        ("knd0000000001r010000000000000", "00000000-0000-7000-8000-000000000000"),
+        ("knd06bgm7733st2576nx5jht4ecjw", "01970a1c-e31e-7422-9cd5-e9651d11cc97"),
+    ],
+)
+def test_published_ids_decode(text: str, value: str) -> None:
+    assert read_instance_id(text) == (text[:3], uuid.UUID(value))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "abc", "ABC06awcb4f5hzmfey7qwt7s8a6q4", "ab106awcb4f5hzmfey7qwt7s8a6q4", INSTANCE_ID + "0",
+     INSTANCE_ID[:-1] + "5", INSTANCE_ID[:-1] + "u", "abc" + ALPHABET[0] * 26],
+)  # fmt: skip
+def test_what_is_no_id_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        read_instance_id(text)

@@ -1,0 +1,174 @@
+"""Patches on disk: whole or not at all, whatever happens in between."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetplane.domains.instances.agent import durable, receive_folder
+from fleetplane.domains.instances.agent.patch import Patch
+from fleetplane.domains.instances.agent.receive_folder import PatchRefused, ReceiveFolder
+
+OLD = {"a.env": b"A=old", "b.env": b"B=old"}
+NEW = {"a.env": b"A=new", "b.env": b"B=new", "c.env": b"C=new"}
+
+
+class PowerCut(BaseException):
+    """The process ends here."""
+
+
+class Place:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.hashes = ["h-old"]
+        self.folder = self.reopen()
+        for name, content in OLD.items():
+            (path / name).write_bytes(content)
+
+    def reopen(self) -> ReceiveFolder:
+        """The folder as the next process sees it."""
+        self.folder = ReceiveFolder(
+            self.path, mode=0o640, store_hash=self.hashes.append, now_ms=lambda: 1234567890123
+        )
+        return self.folder
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return {name: (self.path / name).read_bytes() for name in self.folder.modified_ns()}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_patch_adds_and_replaces_but_never_removes(place: Place) -> None:
+    (place.path / "kept.json").write_text("{}")
+    place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+    assert place.files == NEW | {"kept.json": b"{}"}
+    assert place.hashes[-1] == "h-new"
+    assert (place.path / "write-files.last").read_text() == "1234567890123"
+
+
+TOUCHES = (
+    (receive_folder, "write_synced"),
+    (receive_folder, "sync_folder"),
+    (receive_folder, "write_durably"),
+    (Path, "replace"),
+    (Path, "rename"),
+    (Path, "mkdir"),
+    (shutil, "rmtree"),
+)
+"""Every way in which applying a patch touches the disk."""
+
+
+class Fuse:
+    """Lets so many touches of the disk through, and then none."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def guard(self, original: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if not self.left:
+                raise PowerCut
+            self.left -= 1
+            return original(*arguments, **options)
+
+        return call
+
+
+def apply_until_cut(place: Place, touches: int, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the patch was finished before the power went."""
+    fuse = Fuse(touches)
+    with monkeypatch.context() as patched:
+        for owner, name in TOUCHES:
+            patched.setattr(owner, name, fuse.guard(getattr(owner, name)))
+        try:
+            place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+        except PowerCut:
+            return False
+    return True
+
+
+def test_a_cut_anywhere_leaves_all_old_or_after_a_start_all_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+    for cut in range(200):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        place = Place(folder)
+        finished = apply_until_cut(place, cut, monkeypatch)
+        place.reopen().recover()
+        new = place.files == NEW and place.hashes[-1] == "h-new"
+        old = place.files == OLD and place.hashes[-1] == "h-old"
+        assert old or new, f"cut at touch {cut}: {place.files} {place.hashes}"
+        assert not list(folder.glob(".*"))
+        taken.append(new)
+        if finished:
+            break
+    assert len(taken) > 10
+    assert taken == sorted(taken), "once committed, it stays committed"
+    assert not taken[0]
+    assert taken[-1]
+
+
+def test_a_full_disk_leaves_every_file_as_it_was_and_is_reported(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes, *, mode: int) -> None:
+        if path.name == "c.env":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        durable.write_synced(path, content, mode=mode)
+
+    monkeypatch.setattr(receive_folder, "write_synced", full)
+    with pytest.raises(OSError, match="No space left"):
+        place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+    assert place.files == OLD
+    assert place.hashes == ["h-old"]
+    assert "No space left" in place.folder.errors()["a.env"]
+    assert not (place.path / ".staged").exists()
+    monkeypatch.undo()
+    place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+    assert place.files == NEW
+    assert place.folder.errors() == {}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is Linux's")
+def test_a_write_that_the_device_refuses_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left"), Path("/dev/full").open("wb", buffering=0) as device:
+        device.write(b"x")
+    (tmp_path / "link").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="symbolic link"):
+        durable.write_synced(tmp_path / "link", b"x", mode=0o600)
+
+
+def test_a_folder_in_the_way_refuses_the_patch(place: Place) -> None:
+    (place.path / "c.env").mkdir()
+    with pytest.raises(PatchRefused, match="in the way"):
+        place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+    assert place.files == OLD
+
+
+def test_a_symbolic_link_is_replaced_and_not_followed(place: Place, tmp_path: Path) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("untouched")
+    (place.path / "c.env").symlink_to(outside)
+    place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+    assert outside.read_text() == "untouched"
+    assert (place.path / "c.env").read_bytes() == b"C=new"
+
+
+def test_modes_do_not_depend_on_the_umask(place: Place) -> None:
+    before = os.umask(0o077)
+    try:
+        place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+    finally:
+        os.umask(before)
+    assert {(place.path / name).stat().st_mode & 0o777 for name in NEW} == {0o640}
