@@ -16,7 +16,7 @@ PACKAGE = Path(fleetplane.__file__).parent
 LAYERS = (
     "cli",
     "server", "agent",
-    "endpoints",
+    "assembly", "endpoints",
     "settings", "logs",
     "domains",
     "web",
@@ -25,7 +25,7 @@ LAYERS = (
     "kernel",
     "gen",
 )  # fmt: skip
-SAME_FLOOR = ({"server", "agent"}, {"settings", "logs"})
+SAME_FLOOR = ({"server", "agent"}, {"assembly", "endpoints"}, {"settings", "logs"})
 
 
 def room(module: str) -> str:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
+from fleetplane.domains.blueprint import Domain
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.identity import Authority
 from fleetplane.rpc import GrpcApp, ListenerSpec, TlsFiles
@@ -22,12 +25,59 @@ UNSPECIFIED = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # recognised, not 
 """Hosts that stand for every address and so for no name."""
 
 
+OWN_NAMES = ("localhost", "127.0.0.1", "::1")
+"""How this machine is always called by itself."""
+
+
 def web(settings: Settings, app: OpsApp, authority: Authority) -> ListenerSpec:
     """HTTP on loopback; TLS as soon as one of its addresses lies elsewhere."""
     addresses = settings.listeners.web.addresses
     remote = [address for address in addresses if not is_local(address)]
     tls = ephemeral_tls(authority, remote) if remote else None
     return ListenerSpec(name="web", addresses=addresses, app=app, tls=tls, http1=True)
+
+
+def grpc(
+    settings: Settings, apps: Mapping[str, GrpcApp], domains: Iterable[Domain], authority: Authority
+) -> list[ListenerSpec]:
+    """A listener for each gRPC application, each with the transport its callers need."""
+    names = {name for domain in domains for name in domain.server_names}
+    makers: Mapping[str, Callable[[GrpcApp], ListenerSpec]] = {
+        "device-api": lambda app: device_api(settings, app),
+        "admin": lambda app: admin(settings, app),
+        "registration": lambda app: encrypted(
+            "registration", settings.listeners.registration.addresses, app, authority, names, clients="none"
+        ),
+        "operator": lambda app: encrypted(
+            "operator", settings.listeners.operator.addresses, app, authority, names, clients="required"
+        ),
+        "agent": lambda app: encrypted(
+            "agent", settings.listeners.agent.addresses, app, authority, names, clients="required"
+        ),
+    }
+    return [makers[name](app) for name, app in apps.items()]
+
+
+def encrypted(
+    name: str,
+    addresses: Sequence[str],
+    app: GrpcApp,
+    authority: Authority,
+    names: Iterable[str],
+    *,
+    clients: Literal["none", "required"],
+) -> ListenerSpec:
+    """TLS with our own certificate; callers show one of ours if `clients` says so."""
+    tls = ephemeral_tls(authority, addresses, names)
+    if clients == "required":
+        tls = replace(tls, client_ca=_in_memory(authority.certificate_pem), client_certificate=clients)
+    return ListenerSpec(name=name, addresses=tuple(addresses), app=app, tls=tls)
+
+
+def admin(settings: Settings, app: GrpcApp) -> ListenerSpec:
+    """For whoever owns the data directory: a socket in it that nobody else can open."""
+    path = (Path(settings.data_dir) / "admin.sock").resolve()
+    return ListenerSpec(name="admin", addresses=(f"unix://{path}",), app=app, unix_mode=0o600)
 
 
 def device_api(settings: Settings, app: GrpcApp) -> ListenerSpec:
@@ -71,10 +121,10 @@ def _host(address: str) -> str:
     return address.rpartition(":")[0].strip("[]")
 
 
-def ephemeral_tls(authority: Authority, addresses: Iterable[str]) -> TlsFiles:
+def ephemeral_tls(authority: Authority, addresses: Iterable[str], names: Iterable[str] = ()) -> TlsFiles:
     """A certificate for this run. Its key lives in memory only: nothing to leak at rest."""
-    names = {_host(address) for address in addresses} | {"localhost", "127.0.0.1", socket.gethostname()}
-    issued = authority.issue_server(sorted(names - UNSPECIFIED))
+    known = {_host(address) for address in addresses} | {*names, *OWN_NAMES, socket.gethostname()}
+    issued = authority.issue_server(sorted(known - UNSPECIFIED))
     assert issued.key_pem is not None
     return TlsFiles(certificate=_in_memory(issued.certificate_pem), key=_in_memory(issued.key_pem))
 

@@ -7,25 +7,23 @@ import contextlib
 import json
 import os
 import signal
-import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import structlog
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-from fleetplane import __version__, endpoints
+from fleetplane import __version__, assembly, endpoints
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
-from fleetplane.domains.gpus.domain import BLUEPRINT as GPUS
-from fleetplane.domains.gpus.domain import GpuDomain
 from fleetplane.kernel.access import AccessTable, Grant, Principal, Role
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
-from fleetplane.kernel.resources import AnyKind
+from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.store.metrics import StoreCollector
 from fleetplane.rpc import (
     Authentication,
+    Authenticator,
     CallStatistics,
     Connection,
     GrpcApp,
@@ -48,35 +46,38 @@ async def serve(settings: Settings, *, announce: Callable[[dict[str, list[str]]]
     clock = SystemClock()
     stop = _stop_on_signals()
     data_dir = Path(settings.data_dir)
-    blueprints = _blueprints(settings)
+    blueprints = assembly.blueprints(settings)
+    kinds = [*KERNEL_KINDS, *(kind for blueprint in blueprints for kind in blueprint.kinds)]
     calls = CallStatistics()
     registry = CollectorRegistry()
     async with contextlib.AsyncExitStack() as stack:
         store = await stack.enter_async_context(
-            Store.open(_store_settings(settings, data_dir), kinds=_kinds(blueprints), clock=clock)
+            Store.open(_store_settings(settings, data_dir), kinds=kinds, clock=clock)
         )
-        authority = await Authority.load_or_create(store, _master_key(settings, data_dir, clock), clock)
-        domains = _build(settings, Kernel(store=store, clock=clock, calls=calls))
+        master = _master_key(settings, data_dir, clock)
+        authority = await Authority.load_or_create(store, master, clock)
+        kernel = Kernel(store=store, clock=clock, calls=calls, master=master, authority=authority)
+        domains = await assembly.build(settings, kernel)
         for domain in domains:
             await domain.prepare()
         ops = OpsApp(registry, version=__version__)
         health = HealthBoard()
         apps = _compose(blueprints, domains, calls, clock, health)
         _collect(registry, domains, calls, store)
-        specs = [endpoints.web(settings, ops, authority)]
-        if "device-api" in apps:
-            specs.append(endpoints.device_api(settings, apps["device-api"]))
+        specs = [endpoints.web(settings, ops, authority), *endpoints.grpc(settings, apps, domains, authority)]
         listeners = [
             await stack.enter_async_context(
                 open_listener(spec, grace_seconds=settings.shutdown.grace_seconds)
             )
             for spec in specs
         ]
+        addresses = {listener.name: listener.addresses for listener in listeners}
+        for domain in domains:
+            domain.opened(addresses)
         async with asyncio.TaskGroup() as controllers:
             tasks = [controllers.create_task(domain.run(), name=f"domain/{domain!r}") for domain in domains]
             await health.serving()
             ops.readiness = Readiness.READY
-            addresses = {listener.name: listener.addresses for listener in listeners}
             stack.enter_context(_ready_file(settings, addresses))
             log.info("server.ready", version=__version__, pid=os.getpid(), **addresses)
             announce(addresses)
@@ -103,29 +104,6 @@ def _stop_on_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, handle, number)
     return stop
-
-
-def _blueprints(settings: Settings) -> list[Blueprint]:
-    return [blueprint for blueprint in (GPUS,) if blueprint.name in settings.domains]
-
-
-def _kinds(blueprints: Iterable[Blueprint]) -> list[AnyKind]:
-    return [kind for blueprint in blueprints for kind in blueprint.kinds]
-
-
-def _build(settings: Settings, kernel: Kernel) -> list[Domain]:
-    domains: list[Domain] = []
-    if "gpus" in settings.domains:
-        domains.append(
-            GpuDomain(
-                kernel,
-                settings.gpus.policy(),
-                dialect=settings.listeners.device_api.dialect,
-                version=__version__,
-                node=settings.gpus.node or socket.gethostname(),
-            )
-        )
-    return domains
 
 
 def _store_settings(settings: Settings, data_dir: Path) -> StoreSettings:
@@ -165,14 +143,20 @@ def _compose(
             grants.setdefault(role, []).extend(granted)
     apps = {}
     for name in names:
+        authenticators: dict[Authentication, Authenticator] = {
+            Authentication.ANONYMOUS: _anonymous,
+            Authentication.LOCAL: _local,
+        }
+        for domain in domains:
+            authenticators.update(domain.authenticators.get(name, {}))
         app = GrpcApp(
             listener=name, table=table, access=AccessTable(grants),
-            authenticators={Authentication.ANONYMOUS: _anonymous, Authentication.LOCAL: _local},
+            authenticators=authenticators,
             clock=clock, statistics=calls,
         )  # fmt: skip
         for service in services:
             if service.listener == name:
-                app.add_service(service.descriptor, service.servicer)
+                app.add_service(service.descriptor, service.servicer, raw_requests=service.raw_requests)
         health.add_to(app)
         add_reflection(app)
         app.seal()

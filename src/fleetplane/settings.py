@@ -112,8 +112,23 @@ class DeviceApiSettings(ListenerSettings, frozen=True):
             )
 
 
+class RegistrationSettings(ListenerSettings, frozen=True):
+    addresses: tuple[str, ...] = ("127.0.0.1:8992",)
+
+
+class OperatorSettings(ListenerSettings, frozen=True):
+    addresses: tuple[str, ...] = ("127.0.0.1:8993",)
+
+
+class AgentSettings(ListenerSettings, frozen=True):
+    addresses: tuple[str, ...] = ("127.0.0.1:8994",)
+
+
 class ListenersSettings(Section, frozen=True):
     web: WebListenerSettings = WebListenerSettings()
+    registration: RegistrationSettings = RegistrationSettings()
+    operator: OperatorSettings = OperatorSettings()
+    agent: AgentSettings = AgentSettings()
     device_api: DeviceApiSettings = msgspec.field(name="device-api", default=DeviceApiSettings())
 
 
@@ -141,6 +156,33 @@ class GpuSettings(Section, frozen=True):
         )
 
 
+class InstanceSettings(Section, frozen=True):
+    shard: str = "local"
+    """Which document this server follows: `shard/{shard}/config.jsonc` in the object storage."""
+    provider: str = ""
+    """Overrides the document's infrastructure provider."""
+    advertise: str = "config"
+    """Tell agents the document's `advertise` addresses, or those of the `listeners`."""
+    drain_on_scale_down: bool = True
+    first_generation_tenants: tuple[str, ...] = ()
+    """Tenants whose operators expect the first numbering of group events."""
+    storage: str = "file"
+    directory: str = ""
+    """Of the storage `file`; `objects` in the data directory when empty."""
+    bucket: str = ""
+    region: str = "us-east-1"
+    endpoint: str = ""
+    prefix: str = ""
+    access_key_id: str = ""
+    secret_access_key: str = ""
+
+    def __post_init__(self) -> None:
+        _one_of("instances.storage", self.storage, ("file", "s3"))
+        _one_of("instances.advertise", self.advertise, ("config", "listeners"))
+        if self.storage == "s3" and not self.bucket:
+            raise SettingsError("instances.bucket: must be given for the storage s3")
+
+
 class Settings(Section, frozen=True):
     data_dir: str = "./fleetplane-data"
     only: tuple[str, ...] = ()
@@ -153,12 +195,18 @@ class Settings(Section, frozen=True):
     identity: IdentitySettings = IdentitySettings()
     listeners: ListenersSettings = ListenersSettings()
     gpus: GpuSettings = GpuSettings()
+    instances: InstanceSettings = InstanceSettings()
 
     def __post_init__(self) -> None:
         for name in self.only:
             _one_of("only", name, DOMAINS)
         if not self.data_dir:
             raise SettingsError("data_dir: must not be empty")
+
+    @property
+    def inherited(self) -> Mapping[str, str]:
+        """The environment that helpers of this process may be started with: none of our own settings."""
+        return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
 
     @property
     def domains(self) -> tuple[str, ...]:

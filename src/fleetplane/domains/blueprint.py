@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,9 +11,10 @@ from prometheus_client.registry import Collector
 
 from fleetplane.kernel.access import Grant, Role
 from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import CallStatistics, MethodRow
+from fleetplane.rpc import Authentication, Authenticator, CallStatistics, MethodRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class Kernel:
     store: Store
     clock: Clock
     calls: CallStatistics
+    master: MasterKey
+    authority: Authority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,8 @@ class Service:
     listener: str
     descriptor: ServiceDescriptor
     servicer: object
+    raw_requests: Collection[str] = ()
+    """Methods that take their requests as bytes."""
 
 
 class Domain(Protocol):
@@ -41,10 +46,23 @@ class Domain(Protocol):
     def services(self) -> Sequence[Service]: ...
 
     @property
+    def authenticators(self) -> Mapping[str, Mapping[Authentication, Authenticator]]:
+        """By listener, where the domain has its own way to tell who is calling."""
+        ...
+
+    @property
+    def server_names(self) -> Sequence[str]:
+        """Names and addresses by which clients will look for this server, beside those it is bound to."""
+        ...
+
+    @property
     def collectors(self) -> Sequence[Collector]: ...
 
     async def prepare(self) -> None:
         """Bring stored state to what can be believed, before anyone may ask for it."""
+
+    def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        """Learn where the listeners are, by name, once they accept."""
 
     async def run(self) -> None:
         """The domain's controllers, until cancelled."""

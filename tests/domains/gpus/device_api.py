@@ -19,6 +19,7 @@ from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provide
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2_grpc as first_pb2_grpc
 from fleetplane.kernel.access import AccessTable, Principal, Role
 from fleetplane.kernel.clock import Clock, SystemClock
+from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.rpc import Authentication, CallStatistics, GrpcApp, ListenerSpec, MethodTable, open_listener
 
@@ -77,7 +78,9 @@ async def device_api(
     store_settings = StoreSettings(path=folder / "state.db", **(settings or {}))
     async with Store.open(store_settings, kinds=BLUEPRINT.kinds, clock=clock) as store:
         calls = CallStatistics()
-        kernel = Kernel(store=store, clock=clock, calls=calls)
+        master = MasterKey(bytes(32), clock)
+        authority = await Authority.load_or_create(store, master, clock)
+        kernel = Kernel(store=store, clock=clock, calls=calls, master=master, authority=authority)
         domain = GpuDomain(kernel, policy or GpuPolicy(), dialect=dialect, version="test", node="here")
         await domain.prepare()
         app = GrpcApp(

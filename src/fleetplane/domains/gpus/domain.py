@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from prometheus_client.registry import Collector
 
@@ -18,7 +18,7 @@ from fleetplane.domains.gpus.wire import Dialect
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
 from fleetplane.kernel.access import Grant, Permission, Role
-from fleetplane.rpc import Authentication, MethodRow
+from fleetplane.rpc import Authentication, Authenticator, MethodRow
 
 LISTENER = "device-api"
 READ = Permission("gpus.read")
@@ -78,6 +78,12 @@ class GpuDomain:
                 calls=kernel.calls, version=version, node=node,
             ),
         )  # fmt: skip
+
+    server_names: Sequence[str] = ()
+    authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = {}
+
+    def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        """GPUs need not know where they are found."""
 
     async def prepare(self) -> None:
         """What was stored may have stopped being true while nobody was watching."""

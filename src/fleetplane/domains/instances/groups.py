@@ -67,6 +67,7 @@ class Groups:
         self._drain_on_scale_down = drain_on_scale_down
         self._loaded: Loaded | None = None
         self._views: tuple[tuple[str, int], Mapping[GroupKey, GroupView]] | None = None
+        self._unresolved: dict[GroupKey, str] = {}
         self._listeners: list[Callable[[set[GroupKey]], None]] = []
 
     def __repr__(self) -> str:
@@ -143,8 +144,13 @@ class Groups:
         overrides = {(tenant, key): spec for tenant, key, spec in self._instances.overrides()}
         configured = {(tenant, key) for tenant, groups in configuration.groups.items() for key in groups}
         views = {}
+        self._unresolved = {}
         for tenant, key in sorted(configured | overrides.keys()):
-            group = effective(configuration, tenant, key, overrides.get((tenant, key)))
+            try:
+                group = effective(configuration, tenant, key, overrides.get((tenant, key)))
+            except FailedPrecondition as error:
+                self._unresolved[tenant, key] = error.message
+                continue
             if group is not None:
                 views[tenant, key] = GroupView(
                     group=group, runtime_hash=runtime_hash(group), infra_hash=infra_hash(group)
@@ -153,6 +159,11 @@ class Groups:
 
     def view(self, tenant: str, key: str) -> GroupView | None:
         return self.views().get((tenant, key))
+
+    def unresolved(self, tenant: str, key: str) -> str:
+        """Why a group is neither there nor gone and must be left alone; empty if it is one of the two."""
+        self.views()
+        return self._unresolved.get((tenant, key), "")
 
     def policy(self) -> Policy:
         """The numbers by which groups are kept, from the document."""

@@ -33,6 +33,8 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     vars: dict[str, str] = {}
     infra_hash: str = ""
     """Of the configuration it was made from; a different one today means drift."""
+    runtime_hash: str = ""
+    """Of its files at that time; stands in its nonce."""
     replaces: str = ""
     """The instance whose place it is to take."""
 
@@ -54,6 +56,9 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     provider_id: str = ""
     provider_status: str = ""
+    nonce_id: str = ""
+    nonce_issued_at_seconds: int = 0
+    """With the id, enough to sign the very same nonce again: the provider may have to be asked twice."""
     nonce_digest: str = ""
     nonce_expires_at_ns: int = 0
     registered_at_ns: int | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from fleetplane.domains.instances import credentials
+from fleetplane.domains.instances.configuration import Configuration
 from fleetplane.domains.instances.credentials import ClientRole, PublicKey
 from fleetplane.domains.instances.groups import Groups
 from fleetplane.domains.instances.kinds import (
@@ -85,7 +86,7 @@ class RegistrationService:
         await self._admit_operator(tenant, client, nonce, key, issued)
         return _answer(issued)
 
-    def _configuration(self):  # type: ignore[no-untyped-def]
+    def _configuration(self) -> Configuration:
         configuration = self._groups.configuration
         if configuration is None:
             raise FleetplaneError("config not loaded")

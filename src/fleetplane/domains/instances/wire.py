@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
 
 from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fleetplane.domains.instances import rules
-from fleetplane.domains.instances.kinds import Instance
+from fleetplane.domains.instances.configuration.hashes import group_etag
+from fleetplane.domains.instances.configuration.merge import EffectiveGroup
+from fleetplane.domains.instances.error_feed import Trouble
+from fleetplane.domains.instances.kinds import GroupOverride, Instance
 from fleetplane.domains.instances.registry import tenant_of
 from fleetplane.domains.instances.reports import Report
 from fleetplane.gen.fleetplane.instances.v1 import early_pb2
@@ -18,6 +22,21 @@ from fleetplane.kernel.errors import InvalidArgument
 LAST_FIELD_OF_SECOND_GENERATION = 9
 FILES_LIMIT = 256  # in one report; a template has a handful
 TEXT_LIMIT_BYTES = 1024
+GROUP_SIZE_LIMIT = 100_000
+"""Ten times what one server was tried with; a slip of the finger must not ask for two billion machines."""
+VARS_LIMIT = 256
+VAR_LIMIT_BYTES = 16 * 1024
+
+
+class EventGeneration(StrEnum):
+    """Which numbers `GroupEvent.type` has. The same number means opposite things to the two."""
+
+    FIRST = "first"
+    SECOND = "second"
+
+
+_UPSERT = {EventGeneration.FIRST: 0, EventGeneration.SECOND: 1}
+_DELETE = {EventGeneration.FIRST: 1, EventGeneration.SECOND: 2}
 
 
 def timestamp(ns: int | None) -> Timestamp | None:
@@ -71,7 +90,7 @@ def _early_report(message: early_pb2.EarlyHealthReport) -> Report:
 
 
 def _files(entries: Iterable[tuple[str, agent_pb2.FileStatus]]) -> dict[str, str]:
-    files = {}
+    files: dict[str, str] = {}
     for name, status in entries:
         if len(files) >= FILES_LIMIT:
             raise InvalidArgument(f"files has more than {FILES_LIMIT} entries", field="files")
@@ -181,3 +200,80 @@ def event_word(instance: Instance) -> str | None:
         case rules.State.DELETED:
             return "deleted"
     return None
+
+
+# What operators see and say of groups.
+
+
+def group_override(config: operator_pb2.GroupConfig) -> GroupOverride:
+    """What an operator wants of a group. The size is always meant, zero included; `args` never were."""
+    if not 0 <= config.size <= GROUP_SIZE_LIMIT:
+        raise InvalidArgument(f"size must be between 0 and {GROUP_SIZE_LIMIT}", field="config.size")
+    return GroupOverride(
+        template=config.template,
+        size=config.size,
+        instance_type=bounded(config.instance_type, "config.instance_type"),
+        subnet_pool=config.subnet_pool,
+        vars=variables(config.vars),
+    )
+
+
+def variables(given: Mapping[str, str]) -> dict[str, str]:
+    if len(given) > VARS_LIMIT:
+        raise InvalidArgument(f"vars has more than {VARS_LIMIT} entries", field="config.vars")
+    for name, value in given.items():
+        if not name:
+            raise InvalidArgument("vars has an entry without a name", field="config.vars")
+        if len(name) + len(value) > VAR_LIMIT_BYTES:
+            raise InvalidArgument(
+                f"the variable {name[:64]!r} is longer than {VAR_LIMIT_BYTES}", field="config.vars"
+            )
+    return dict(given)
+
+
+def bounded(text: str, field: str) -> str:
+    if len(text) > TEXT_LIMIT_BYTES:
+        raise InvalidArgument(f"{field} is longer than {TEXT_LIMIT_BYTES} characters", field=field)
+    return text
+
+
+def group_status(group: EffectiveGroup, members: Iterable[Instance]) -> operator_pb2.GroupStatus:
+    """A group and those of its instances that are there for its size."""
+    present = [member for member in members if _counts(member)]
+    providers = (member.status.provider_id for member in present if member.status is not None)
+    return operator_pb2.GroupStatus(
+        key=group.key,
+        tenant=group.tenant,
+        template=group.template,
+        size=group.size,
+        instance_type=group.stated.instance_type,
+        subnet_pool=group.stated.subnet_pool,
+        vars=group.stated.vars,
+        is_static=group.is_static,
+        etag=group_etag(group),
+        actual_size=len(present),
+        provider_ids=sorted(filter(None, providers)),
+    )
+
+
+def _counts(instance: Instance) -> bool:
+    going = (rules.State.DELETING, rules.State.DELETED)
+    return not instance.spec.on_demand and rules.state(instance) not in going
+
+
+def group_upserted(status: operator_pb2.GroupStatus, generation: EventGeneration) -> operator_pb2.GroupEvent:
+    return operator_pb2.GroupEvent(type=_UPSERT[generation], group=status)  # type: ignore[arg-type]
+
+
+def group_deleted(tenant: str, key: str, generation: EventGeneration) -> operator_pb2.GroupEvent:
+    group = operator_pb2.GroupStatus(key=key, tenant=tenant)
+    return operator_pb2.GroupEvent(type=_DELETE[generation], group=group)  # type: ignore[arg-type]
+
+
+def error_event(trouble: Trouble) -> operator_pb2.ErrorEvent:
+    return operator_pb2.ErrorEvent(
+        group=trouble.group,
+        instance_id=trouble.instance,
+        error=trouble.text,
+        timestamp=timestamp(trouble.at_ns),
+    )

@@ -1,0 +1,102 @@
+"""Which domains there are, and how each is built from the settings.
+
+A domain is imported only if it is enabled: what a server does not run costs it neither memory
+nor start-up time.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleetplane import __version__
+from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
+from fleetplane.kernel.objects import LocalObjects, Objects
+from fleetplane.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A domain that can be had."""
+
+    blueprint: Callable[[], Blueprint]
+    build: Callable[[Settings, Kernel], Awaitable[Domain]]
+
+
+def _gpu_blueprint() -> Blueprint:
+    from fleetplane.domains.gpus.domain import BLUEPRINT
+
+    return BLUEPRINT
+
+
+async def _gpus(settings: Settings, kernel: Kernel) -> Domain:
+    from fleetplane.domains.gpus.domain import GpuDomain
+
+    return GpuDomain(
+        kernel,
+        settings.gpus.policy(),
+        dialect=settings.listeners.device_api.dialect,
+        version=__version__,
+        node=settings.gpus.node or socket.gethostname(),
+    )
+
+
+def _instance_blueprint() -> Blueprint:
+    from fleetplane.domains.instances.domain import BLUEPRINT
+
+    return BLUEPRINT
+
+
+async def _instances(settings: Settings, kernel: Kernel) -> Domain:
+    from fleetplane.domains.instances.domain import InstanceDomain, InstanceOptions
+    from fleetplane.kernel.identity.signing import SigningKeys
+
+    wanted = settings.instances
+    nonces = await SigningKeys.load_or_create(
+        kernel.store, kernel.master, kernel.clock, purpose="registration-nonce", algorithm="EdDSA"
+    )
+    options = InstanceOptions(
+        shard=wanted.shard,
+        state_directory=Path(settings.data_dir) / "instances",
+        environment=settings.inherited,
+        provider=wanted.provider,
+        drain_on_scale_down=wanted.drain_on_scale_down,
+        first_generation_tenants=frozenset(wanted.first_generation_tenants),
+        advertise_listeners=wanted.advertise == "listeners",
+    )
+    return InstanceDomain(kernel, _objects(settings), nonces, options)
+
+
+def _objects(settings: Settings) -> Objects:
+    """Where configuration documents, secrets and stored files of instances lie."""
+    wanted = settings.instances
+    if wanted.storage == "file":
+        return LocalObjects(Path(wanted.directory or Path(settings.data_dir) / "objects"))
+    from fleetplane.kernel.objects.s3 import S3Bucket, StoreObjects
+
+    return StoreObjects(
+        S3Bucket(
+            bucket=wanted.bucket,
+            region=wanted.region,
+            endpoint=wanted.endpoint,
+            prefix=wanted.prefix,
+            access_key_id=wanted.access_key_id,
+            secret_access_key=wanted.secret_access_key,
+        )
+    )
+
+
+OFFERS: Mapping[str, Offer] = {
+    "gpus": Offer(blueprint=_gpu_blueprint, build=_gpus),
+    "instances": Offer(blueprint=_instance_blueprint, build=_instances),
+}
+
+
+def blueprints(settings: Settings) -> list[Blueprint]:
+    return [OFFERS[name].blueprint() for name in settings.domains]
+
+
+async def build(settings: Settings, kernel: Kernel) -> list[Domain]:
+    return [await OFFERS[name].build(settings, kernel) for name in settings.domains]

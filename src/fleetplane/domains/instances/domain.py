@@ -1,0 +1,296 @@
+"""The instances domain: its kinds, methods, services and controllers, in one place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from prometheus_client.registry import Collector
+
+from fleetplane.domains.blueprint import Blueprint, Kernel, Service
+from fleetplane.domains.instances.admin_service import AdminService
+from fleetplane.domains.instances.agent_service import AgentService
+from fleetplane.domains.instances.credentials import ClientRole, authenticator
+from fleetplane.domains.instances.error_feed import ErrorFeed
+from fleetplane.domains.instances.files import Addresses, FileMaker, Secrets
+from fleetplane.domains.instances.groups import Groups
+from fleetplane.domains.instances.kinds import KINDS, Instance
+from fleetplane.domains.instances.machinery import Machinery, load_provider
+from fleetplane.domains.instances.metrics import InstanceCollector
+from fleetplane.domains.instances.operator_service import OperatorService
+from fleetplane.domains.instances.registration_service import RegistrationService
+from fleetplane.domains.instances.registry import Instances
+from fleetplane.domains.instances.reports import Reports
+from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
+from fleetplane.gen.nstance.v1 import agent_pb2, operator_pb2, registration_pb2
+from fleetplane.kernel.access import Grant, Permission, Role
+from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound
+from fleetplane.kernel.identity.revocation import Revocations
+from fleetplane.kernel.identity.signing import SigningKeys
+from fleetplane.kernel.objects import Objects
+from fleetplane.kernel.reconcile import Explanations
+from fleetplane.kernel.sessions import STOPPING, Sessions
+from fleetplane.rpc import Authentication, Authenticator, MethodRow, Rate
+
+log = structlog.get_logger(__name__)
+
+REGISTRATION, OPERATOR, AGENT, ADMIN = "registration", "operator", "agent", "admin"
+LISTENERS = (REGISTRATION, OPERATOR, AGENT, ADMIN)
+AS_AGENT, AS_OPERATOR, AS_ADMIN = (Permission(f"instances.{role}") for role in (AGENT, OPERATOR, ADMIN))
+REGISTRATION_RATE = Rate(per_second=5.0, burst=50, per="caller")
+"""Per address: a rack that boots behind one address must get in, a guesser must not get far."""
+
+_SERVICES = {
+    REGISTRATION: registration_pb2.DESCRIPTOR.services_by_name["RegistrationService"],
+    OPERATOR: operator_pb2.DESCRIPTOR.services_by_name["OperatorService"],
+    AGENT: agent_pb2.DESCRIPTOR.services_by_name["AgentService"],
+    ADMIN: admin_pb2.DESCRIPTOR.services_by_name["InstancesAdmin"],
+}
+_RULES: Mapping[str, tuple[Authentication, Permission | None, Rate | None]] = {
+    REGISTRATION: (Authentication.ANONYMOUS, None, REGISTRATION_RATE),
+    OPERATOR: (Authentication.CERTIFICATE, AS_OPERATOR, None),
+    AGENT: (Authentication.CERTIFICATE, AS_AGENT, None),
+    ADMIN: (Authentication.LOCAL, AS_ADMIN, None),
+}
+
+BLUEPRINT = Blueprint(
+    name="instances",
+    kinds=KINDS,
+    methods=tuple(
+        MethodRow(
+            path=f"/{service.full_name}/{method.name}",
+            listener=listener,
+            authentication=_RULES[listener][0],
+            permission=_RULES[listener][1],
+            rate=_RULES[listener][2],
+        )
+        for listener, service in _SERVICES.items()
+        for method in service.methods
+    ),
+    grants={
+        Role(ClientRole.AGENT): (Grant(permission=AS_AGENT),),
+        Role(ClientRole.OPERATOR): (Grant(permission=AS_OPERATOR),),
+        Role("local"): (Grant(permission=AS_ADMIN),),
+    },
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceOptions:
+    """What the server's own settings decide, beside the configuration document."""
+
+    shard: str
+    state_directory: Path
+    environment: Mapping[str, str]
+    """Of which a provider may hand on to its machines what is harmless."""
+    provider: str = ""
+    """Overrides the document's provider; empty: the document's."""
+    drain_on_scale_down: bool = True
+    first_generation_tenants: frozenset[str] = frozenset()
+    """Tenants whose operators expect the first numbering of group events."""
+    advertise_listeners: bool = False
+    """Tell agents the addresses that are really bound, instead of the document's `advertise`."""
+
+
+class InstanceDomain:
+    def __init__(
+        self, kernel: Kernel, objects: Objects, nonces: SigningKeys, options: InstanceOptions
+    ) -> None:
+        self._kernel = kernel
+        self._nonces = nonces
+        self._options = options
+        self._bound: Mapping[str, Sequence[str]] = {}
+        self._configured = asyncio.Event()
+        self._machinery: Machinery | None = None
+        self._revocations = Revocations(kernel.store, kernel.clock)
+        self._sessions = Sessions(self._revocations)
+        self._instances = Instances(kernel.store)
+        self._reports = Reports(kernel.clock)
+        self._errors = ErrorFeed(kernel.clock)
+        self._explanations = Explanations()
+        self._groups = Groups(
+            kernel.store,
+            self._instances,
+            objects,
+            shard=options.shard,
+            drain_on_scale_down=options.drain_on_scale_down,
+        )
+        self._groups.on_change(lambda _changed: self._configured.set())
+        secrets = Secrets(objects, kernel.master)
+        self._files = FileMaker(
+            objects=objects,
+            secrets=secrets,
+            authority=kernel.authority,
+            addresses=self.addresses,
+            now_ns=kernel.clock.now_ns,
+        )
+        self._agents = AgentService(
+            instances=self._instances,
+            groups=self._groups,
+            reports=self._reports,
+            files=self._files,
+            sessions=self._sessions,
+            clock=kernel.clock,
+            look_at=self.look_at,
+            disconnected=self._agent_went,
+            complain=self._errors.tell,
+        )
+        self._operators = OperatorService(
+            store=kernel.store,
+            instances=self._instances,
+            groups=self._groups,
+            reports=self._reports,
+            authority=kernel.authority,
+            clock=kernel.clock,
+            look_at=self.look_at,
+            create_on_demand=self._create_on_demand,
+            provider_status=self._provider_status,
+            errors=self._errors,
+            event_generation=self._event_generation,
+        )
+        registration = RegistrationService(kernel.store, kernel.authority, nonces, self._groups, kernel.clock)
+        admin = AdminService(
+            store=kernel.store,
+            groups=self._groups,
+            authority=kernel.authority,
+            nonces=nonces,
+            secrets=secrets,
+            explanations=self._explanations,
+            clock=kernel.clock,
+        )
+        servicers = {REGISTRATION: registration, OPERATOR: self._operators, AGENT: self._agents, ADMIN: admin}
+        self.services: Sequence[Service] = [
+            Service(
+                listener=listener,
+                descriptor=_SERVICES[listener],
+                servicer=servicer,
+                raw_requests=("SubmitHealthReport",) if listener == AGENT else (),
+            )
+            for listener, servicer in servicers.items()
+        ]
+        self.collectors: Sequence[Collector] = (
+            InstanceCollector(self._instances, self._groups, self._reports, self._sessions),
+        )
+
+    @property
+    def authenticators(self) -> Mapping[str, Mapping[Authentication, Authenticator]]:
+        """By listener: each role has its own."""
+        return {
+            AGENT: {Authentication.CERTIFICATE: authenticator(ClientRole.AGENT, self._revocations)},
+            OPERATOR: {Authentication.CERTIFICATE: authenticator(ClientRole.OPERATOR, self._revocations)},
+        }
+
+    @property
+    def server_names(self) -> Sequence[str]:
+        advertised = self.addresses()
+        places = (advertised.registration, advertised.agent, advertised.operator)
+        return ["nstance-server", *(place.rpartition(":")[0].strip("[]") for place in places if place)]
+
+    # Life.
+
+    async def prepare(self) -> None:
+        """Put the stored configuration in force, if there is a good one."""
+        try:
+            await self._groups.refresh()
+        except NotFound:
+            log.info("instances.no_configuration", shard=self._options.shard)
+        except InvalidArgument as error:
+            log.error("instances.bad_configuration", shard=self._options.shard, error=error.message)
+
+    def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        self._bound = addresses
+
+    async def run(self) -> None:
+        await self._configured.wait()
+        kernel = self._kernel
+        provider = load_provider(
+            self._groups,
+            self._options.provider,
+            state_directory=self._options.state_directory,
+            environment=self._options.environment,
+            clock=kernel.clock,
+        )
+        self._machinery = Machinery(
+            store=kernel.store,
+            instances=self._instances,
+            groups=self._groups,
+            reports=self._reports,
+            files=self._files,
+            provider=provider,
+            nonces=self._nonces,
+            authority=kernel.authority,
+            addresses=self.addresses,
+            clock=kernel.clock,
+            complain=self._errors.tell,
+            gone=self._gone,
+        )
+        self._explanations.register(self._machinery.controller.reconciler)
+        await self._machinery.run()
+
+    def drain(self) -> None:
+        self._operators.close()
+        self._sessions.close_all(STOPPING)
+
+    # What the parts ask of each other.
+
+    def addresses(self) -> Addresses:
+        """Where agents find this server: as configured, or as bound."""
+        configuration = self._groups.configuration
+        if self._options.advertise_listeners or configuration is None:
+            found = {
+                name: next(iter(places), "").removeprefix("https://") for name, places in self._bound.items()
+            }
+            return Addresses(
+                registration=found.get(REGISTRATION, ""),
+                agent=found.get(AGENT, ""),
+                operator=found.get(OPERATOR, ""),
+            )
+        advertise = configuration.shard.advertise
+        return Addresses(
+            registration=advertise.registration_addr,
+            agent=advertise.agent_addr,
+            operator=advertise.operator_addr,
+        )
+
+    def look_at(self, tenant: str, group: str) -> None:
+        if self._machinery is not None:
+            self._machinery.controller.look_at(tenant, group)
+
+    def _required(self) -> Machinery:
+        if self._machinery is None:
+            raise FailedPrecondition("no configuration is in force, so there is nobody to make instances")
+        return self._machinery
+
+    def _agent_went(self, instance: Instance) -> None:
+        if self._machinery is not None:
+            self._machinery.suspect(instance)
+
+    def _gone(self, instance: Instance) -> None:
+        self._agents.forget(instance.name)
+        self._files.forget(instance.name)
+        self._sessions.close_where(lambda session: session.agent == instance.name, "deleted")
+
+    def _event_generation(self, tenant: str) -> str:
+        return "first" if tenant in self._options.first_generation_tenants else "second"
+
+    async def _provider_status(self, instance: Instance) -> str:
+        return await self._required().observations.look_at(instance)
+
+    async def _create_on_demand(
+        self, tenant: str, group: str, *, name: str, template: str, instance_type: str, subnet_pool: str,
+        vars: Mapping[str, str], actor: str,  # noqa: A002  # the word of the wire
+    ) -> Instance:  # fmt: skip
+        machinery = self._required()
+        view = self._groups.view(tenant, group)
+        if view is None:
+            raise NotFound(f"group {group!r} is not known", field="config.group")
+        if template not in ("", view.group.template):
+            raise InvalidArgument("an instance uses its group's template", field="config.template")
+        if subnet_pool not in ("", view.group.subnet_pool):
+            raise InvalidArgument("an instance uses its group's subnet pool", field="config.subnet_pool")
+        return await machinery.launcher.create(
+            view, name=name, on_demand=True, actor=actor, instance_type=instance_type, variables=vars
+        )

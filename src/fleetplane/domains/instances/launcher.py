@@ -1,0 +1,214 @@
+"""Making instances: an id, a record, a nonce, and then the provider.
+
+The record comes first, so that nothing exists outside that is not written down. The nonce can be
+signed again to the letter from what the record keeps: when the answer of the provider was lost,
+the machine already holds that nonce, and no other would let its agent in.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from fleetplane.domains.instances import credentials, ids
+from fleetplane.domains.instances.configuration import Configuration, templates
+from fleetplane.domains.instances.configuration.merge import EffectiveGroup
+from fleetplane.domains.instances.credentials import ClientRole
+from fleetplane.domains.instances.files import Addresses, FileMaker
+from fleetplane.domains.instances.groups import Groups, GroupView
+from fleetplane.domains.instances.kinds import Instance, InstanceSpec, InstanceStatus
+from fleetplane.domains.instances.providers.contract import Created, CreateRequest, Provider
+from fleetplane.domains.instances.registry import SERVER, Instances, tenant_of
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from fleetplane.kernel.identity import Authority
+from fleetplane.kernel.identity.enrolment import digest
+from fleetplane.kernel.identity.signing import SigningKeys
+
+NS = 1_000_000_000
+JTI_BYTES = 16
+
+
+class Launcher:
+    def __init__(
+        self,
+        *,
+        instances: Instances,
+        groups: Groups,
+        provider: Provider,
+        nonces: SigningKeys,
+        authority: Authority,
+        files: FileMaker,
+        addresses: Callable[[], Addresses],
+        clock: Clock,
+    ) -> None:
+        self._instances = instances
+        self._groups = groups
+        self._provider = provider
+        self._nonces = nonces
+        self._authority = authority
+        self._files = files
+        self._addresses = addresses
+        self._clock = clock
+        self._next_creation = clock.monotonic()
+
+    def wait_seconds(self) -> float:
+        """How long the rate limit still forbids a creation."""
+        return self._next_creation - self._clock.monotonic()
+
+    async def create(
+        self, view: GroupView, *, name: str = "", on_demand: bool = False, actor: str = SERVER,
+        instance_type: str = "", variables: Mapping[str, str] | None = None,
+    ) -> Instance:  # fmt: skip
+        """One more instance of a group."""
+        configuration, group = self._groups.required(), view.group
+        limit_seconds = configuration.shard.create_rate_limit_seconds
+        self._next_creation = self._clock.monotonic() + limit_seconds
+        now_ns = self._clock.now_ns()
+        if name:
+            if ids.decode(name)[0] != group.prefix:
+                raise InvalidArgument(f"instance_id must begin with {group.prefix!r}", field="instance_id")
+        else:
+            name = ids.generate(group.prefix, now_ns // 1_000_000, self._clock.token_bytes(ids.RANDOM_BYTES))
+        spec = InstanceSpec(
+            cluster=configuration.cluster.id,
+            shard=configuration.shard.id,
+            group=group.key,
+            template=group.template,
+            prefix=group.prefix,
+            on_demand=on_demand,
+            arch=group.arch,
+            instance_type=instance_type or group.instance_type,
+            subnet=await self._subnet(group),
+            vars=dict(variables or {}),
+            infra_hash=view.infra_hash,
+            runtime_hash=view.runtime_hash,
+        )
+        status = self._with_nonce(
+            name, group.tenant, spec, configuration,
+            nonce_id=self._clock.token_bytes(JTI_BYTES).hex(), issued_at_seconds=now_ns // NS,
+        )  # fmt: skip
+        instance = await self._instances.record(group.tenant, name, spec, status, actor=actor)
+        return await self.provision(group.tenant, instance.name)
+
+    async def provision(self, tenant: str, name: str) -> Instance:
+        """Ask the provider for a recorded instance; asking again gives the same one."""
+        instance = self._instances.get(tenant, name)
+        view = self._groups.view(tenant, instance.spec.group)
+        if view is None:
+            raise FailedPrecondition(f"group {instance.spec.group!r} is gone")
+        created = await self._provider.create_instance(self._request(instance, view))
+
+        def provisioned(status: InstanceStatus, _now_ns: int) -> InstanceStatus:
+            return _with_machine(status, created)
+
+        done = await self._instances.step(tenant, name, provisioned, action="provisioned")
+        assert done is not None
+        return done
+
+    # The nonce.
+
+    def _with_nonce(
+        self, name: str, tenant: str, spec: InstanceSpec, configuration: Configuration, *, nonce_id: str,
+        issued_at_seconds: int,
+    ) -> InstanceStatus:  # fmt: skip
+        life_seconds = configuration.shard.garbage_collection.registration_timeout_seconds
+        expires_at_seconds = issued_at_seconds + round(life_seconds)
+        status = InstanceStatus(
+            nonce_id=nonce_id,
+            nonce_issued_at_seconds=issued_at_seconds,
+            nonce_expires_at_ns=expires_at_seconds * NS,
+        )
+        nonce = self._nonce(name, tenant, spec, status)
+        return msgspec.structs.replace(status, nonce_digest=digest(nonce))
+
+    def _nonce(self, name: str, tenant: str, spec: InstanceSpec, status: InstanceStatus) -> str:
+        """The same text every time it is asked for, as long as the signing key is the same."""
+        expires = status.nonce_expires_at_ns // NS
+        began = status.nonce_issued_at_seconds - round(credentials.NONCE_BACKDATE_SECONDS)
+        return credentials.sign_nonce(
+            self._nonces,
+            role=ClientRole.AGENT,
+            subject=name,
+            life_seconds=max(1.0, expires - status.nonce_issued_at_seconds),
+            claims={
+                "iat": began,
+                "nbf": began,
+                "exp": expires,
+                "jti": status.nonce_id,
+                "cluster_id": spec.cluster,
+                "shard": spec.shard,
+                "group": spec.group,
+                "tenant": tenant,
+                "on_demand": spec.on_demand,
+                "config_hash": spec.runtime_hash,
+            },
+        )
+
+    # The request.
+
+    def _request(self, instance: Instance, view: GroupView) -> CreateRequest:
+        configuration, addresses = self._groups.required(), self._addresses()
+        assert instance.status is not None
+        nonce = self._nonce(instance.name, tenant_of(instance), instance.spec, instance.status)
+        return CreateRequest(
+            cluster=instance.spec.cluster,
+            shard=instance.spec.shard,
+            tenant=tenant_of(instance),
+            group=instance.spec.group,
+            template=instance.spec.template,
+            prefix=instance.spec.prefix,
+            instance_id=instance.name,
+            instance_type=instance.spec.instance_type,
+            subnet=instance.spec.subnet,
+            user_data=self._user_data(configuration, view.group, instance, nonce),
+            nonce=nonce,
+            ca_certificate=self._authority.certificate_pem.decode(),
+            args=view.group.args,
+            registration_address=addresses.registration,
+            agent_address=addresses.agent,
+        )
+
+    def _user_data(
+        self, configuration: Configuration, group: EffectiveGroup, instance: Instance, nonce: str
+    ) -> bytes:
+        userdata = group.userdata
+        if userdata is None:
+            return b""
+        if userdata.is_url:
+            raise FailedPrecondition("userdata from a URL is not fetched by this server; write it inline")
+        data = self._files.data(configuration, group, instance, nonce=nonce).mapping()
+        text = templates.compile(userdata.content).render(data).encode()
+        match userdata.coding:
+            case "base64":
+                return base64.b64encode(text)
+            case "gzip":
+                return gzip.compress(text, mtime=0)
+            case "base64+gzip":
+                return base64.b64encode(gzip.compress(text, mtime=0))
+        return text
+
+    async def _subnet(self, group: EffectiveGroup) -> str:
+        """The least used subnet of the group's pool that still has room."""
+        if not group.subnets:
+            return ""
+        used = Counter(instance.spec.subnet for instance in self._instances.all(group.tenant))
+        for subnet in sorted(group.subnets, key=lambda subnet: used[subnet]):
+            if await self._provider.check_subnet_capacity(subnet):
+                return subnet
+        raise ResourceExhausted(f"no subnet of pool {group.subnet_pool!r} has room")
+
+
+def _with_machine(status: InstanceStatus, created: Created) -> InstanceStatus:
+    return msgspec.structs.replace(
+        status,
+        provider_id=created.provider_id,
+        provider_status=str(created.status),
+        private_ipv4=status.private_ipv4 or created.private_ipv4,
+        private_ipv6=status.private_ipv6 or created.private_ipv6,
+        hostname=status.hostname or created.hostname,
+    )

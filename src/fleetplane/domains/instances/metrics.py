@@ -1,0 +1,45 @@
+"""The instances domain's numbers, for Prometheus, read at each scrape."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fleetplane.domains.instances import rules
+from fleetplane.domains.instances.groups import Groups
+from fleetplane.domains.instances.registry import Instances
+from fleetplane.domains.instances.reports import Reports
+from fleetplane.kernel.sessions import Sessions
+
+PREFIX = "fleetplane_instances_"
+
+
+class InstanceCollector(Collector):
+    def __init__(self, instances: Instances, groups: Groups, reports: Reports, sessions: Sessions) -> None:
+        self._instances = instances
+        self._groups = groups
+        self._reports = reports
+        self._sessions = sessions
+
+    def collect(self) -> Iterator[Metric]:
+        states = Counter(rules.state(instance) for instance in self._instances.all())
+        family = GaugeMetricFamily(PREFIX + "count", "Instances by state", labels=["state"])
+        for state in rules.State:
+            family.add_metric([state], states[state])
+        yield family
+        views = self._groups.views()
+        yield GaugeMetricFamily(PREFIX + "groups", "Groups there are", len(views))
+        yield GaugeMetricFamily(
+            PREFIX + "desired",
+            "Instances wanted by all groups",
+            sum(view.group.size for view in views.values()),
+        )
+        yield CounterMetricFamily(PREFIX + "reports", "Health reports taken", self._reports.received)
+        sessions = self._sessions.statistics()
+        yield GaugeMetricFamily(PREFIX + "streams", "Agent streams open now", sessions.open)
+        yield CounterMetricFamily(
+            PREFIX + "streams_superseded", "Streams ended by newer ones", sessions.superseded
+        )

@@ -1,0 +1,91 @@
+"""What the provider says exists. Looked at as a whole every so often, and singly on suspicion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from fleetplane.domains.instances.kinds import Instance
+from fleetplane.domains.instances.providers.contract import InstanceGone, Observed, Provider
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FleetplaneError
+
+log = structlog.get_logger(__name__)
+
+PAGE = 200
+SETTLING_SECONDS = 30.0
+"""How long a fresh instance may be missing from the provider's lists: they lag behind creation."""
+
+
+class Observations:
+    def __init__(self, provider: Provider, clock: Clock) -> None:
+        self._provider = provider
+        self._clock = clock
+        self._seen: dict[str, Observed] = {}
+        self._gone: set[str] = set()
+        """Those that the provider was asked about by name and did not have."""
+        self._listed_at_ns: int | None = None
+
+    def __repr__(self) -> str:
+        return f"<Observations seen={len(self._seen)} gone={len(self._gone)}>"
+
+    def lost(self, instance: Instance) -> bool:
+        """Whether the provider has lost the instance, or says that it is on its way out."""
+        if instance.name in self._gone:
+            return True
+        seen = self._seen.get(instance.name)
+        if seen is not None:
+            return seen.status.unhealthy
+        settled_ns = instance.created_at_ns + round(SETTLING_SECONDS * 1e9)
+        return self._listed_at_ns is not None and self._listed_at_ns > settled_ns
+
+    def word(self, instance: Instance) -> str:
+        """The provider's last word about it."""
+        seen = self._seen.get(instance.name)
+        return str(seen.status) if seen is not None else ""
+
+    def forget(self, name: str) -> None:
+        self._gone.discard(name)
+        self._seen.pop(name, None)
+
+    async def look_at(self, instance: Instance) -> str:
+        """Ask about one instance; returns the provider's word."""
+        provider_id = instance.status.provider_id if instance.status is not None else ""
+        try:
+            seen = await self._provider.get_instance_status(instance.name, provider_id)
+        except InstanceGone:
+            self._gone.add(instance.name)
+            return "deleted"
+        self._gone.discard(instance.name)
+        self._seen[instance.name] = seen
+        return str(seen.status)
+
+    async def look_at_all(self, cluster: str, shard: str) -> None:
+        """List everything that is ours. A list that breaks off changes nothing."""
+        began_ns = self._clock.now_ns()
+        seen: dict[str, Observed] = {}
+        token = ""
+        while True:
+            page = await self._provider.list_instances(cluster, shard, limit=PAGE, next_token=token)
+            seen.update((item.instance_id, item) for item in page.items)
+            token = page.next_token
+            if not token:
+                break
+        self._seen = seen
+        self._gone -= seen.keys()
+        self._listed_at_ns = began_ns
+
+    async def watch_over(
+        self, owner: Callable[[], tuple[str, str, float]], looked: Callable[[], None]
+    ) -> None:
+        """Keep looking until cancelled; `owner` gives cluster, shard and the seconds between looks."""
+        while True:
+            cluster, shard, seconds = owner()
+            try:
+                await self.look_at_all(cluster, shard)
+                looked()
+            except FleetplaneError as error:
+                # Nothing is known, which is no reason to act; the next look will tell.
+                log.warning("instances.provider_silent", reason=error.reason, error=error.message)
+            await self._clock.sleep(seconds)
