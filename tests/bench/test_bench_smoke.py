@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -37,19 +38,13 @@ def test_every_figure_can_be_measured() -> None:
 def test_the_table_is_written_between_the_markers_and_nowhere_else(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- figures -->\nold\n<!-- end of figures -->\nafter\n")
-    command = [
-        sys.executable,
-        str(ROOT / "bench" / "run.py"),
-        "--quick",
-        "--only",
-        "cold_start",
-        "--write",
-        str(page),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    written = page.read_text()
-    assert written.startswith("before\n<!-- figures -->\n")
-    assert written.endswith("\n<!-- end of figures -->\nafter\n")
-    assert "Cold start" in written
-    assert "old\n" not in written
+    runpy.run_path(str(ROOT / "bench" / "run.py"))["_write"](page, "| new |")
+    assert page.read_text() == "before\n<!-- figures -->\n| new |\n<!-- end of figures -->\nafter\n"
+
+
+def test_a_page_without_markers_is_left_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("no table here\n")
+    with pytest.raises(SystemExit, match="has no <!-- figures -->"):
+        runpy.run_path(str(ROOT / "bench" / "run.py"))["_write"](page, "| new |")
+    assert page.read_text() == "no table here\n"
