@@ -1,0 +1,309 @@
+"""`fleetplane.admin.v1.InstancesAdmin`: what whoever runs the server asks of it.
+
+Reaching the socket is the credential, so it is for a socket that only the server's own user can
+open. Here are the first credentials of operators, the switch that stops automation, and answers
+that no tenant may have because they are about all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import structlog
+
+from fleetplane.domains.instances import credentials, ids, rules, wire
+from fleetplane.domains.instances.configuration.validate import identifier_problem
+from fleetplane.domains.instances.credentials import DEFAULT_LIFE_HOURS, ClientRole
+from fleetplane.domains.instances.files import Secrets
+from fleetplane.domains.instances.groups import Groups
+from fleetplane.domains.instances.kinds import Drain, Instance
+from fleetplane.domains.instances.operators import record_operator
+from fleetplane.domains.instances.registry import Instances, tenant_of
+from fleetplane.domains.instances.reports import Reports
+from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound
+from fleetplane.kernel.freeze import FREEZE, Freeze, freeze, lift
+from fleetplane.kernel.identity import Authority
+from fleetplane.kernel.identity.signing import SigningKeys
+from fleetplane.kernel.reconcile import Explanations
+from fleetplane.kernel.reconcile.explanation import Finding
+from fleetplane.kernel.store import Store
+from fleetplane.rpc import CallContext
+
+log = structlog.get_logger(__name__)
+
+NONCE_SECONDS = 3 * 3600.0
+IDENTITY_LIFE_LIMIT_SECONDS = 10 * 365 * 86400.0  # as long as the authority itself lives
+OPERATOR_PREFIX = "opr"
+SECRET_LIMIT_BYTES = 1024 * 1024
+SECRET_NAME_LIMIT = 200
+DRAIN_LIMIT_SECONDS = 7 * 86400.0
+
+_SCOPE = re.compile(r"(?:tenant/([^/]+)(?:/group/([^/]+))?)?")
+
+
+class AdminService:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        groups: Groups,
+        authority: Authority,
+        nonces: SigningKeys,
+        secrets: Secrets,
+        explanations: Explanations,
+        clock: Clock,
+        reports: Reports | None = None,
+        operator_address: Callable[[], str] | None = None,
+    ) -> None:
+        """`operator_address` says where operators find this server; as configured, if nobody says."""
+        self._store = store
+        self._instances = Instances(store)
+        self._groups = groups
+        self._authority = authority
+        self._nonces = nonces
+        self._secrets = secrets
+        self._explanations = explanations
+        self._clock = clock
+        self._reports = reports
+        self._operator_address = operator_address or self._configured_address
+
+    def _configured_address(self) -> str:
+        configuration = self._groups.configuration
+        return configuration.shard.advertise.operator_addr if configuration is not None else ""
+
+    # Credentials.
+
+    async def CreateOperatorNonce(
+        self, request: admin_pb2.CreateOperatorNonceRequest, context: CallContext
+    ) -> admin_pb2.CreateOperatorNonceResponse:
+        tenant = _tenant(request.tenant)
+        configuration = self._groups.required()
+        seconds = _seconds(request.expiry_seconds, "expiry_seconds") or NONCE_SECONDS
+        nonce = credentials.sign_nonce(
+            self._nonces,
+            role=ClientRole.OPERATOR,
+            subject=configuration.cluster.id,
+            life_seconds=seconds,
+            claims={
+                "cluster_id": configuration.cluster.id,
+                "shard": configuration.shard.id,
+                "tenant": tenant,
+            },
+        )
+        log.info("instances.operator_nonce", tenant=tenant, actor=context.principal.name, seconds=seconds)
+        expires_at = wire.timestamp(self._clock.now_ns() + round(seconds * 1e9))
+        return admin_pb2.CreateOperatorNonceResponse(nonce_jwt=nonce, expires_at=expires_at)
+
+    async def CreateOperatorIdentity(
+        self, request: admin_pb2.CreateOperatorIdentityRequest, context: CallContext
+    ) -> admin_pb2.CreateOperatorIdentityResponse:
+        tenant = _tenant(request.tenant)
+        key = credentials.load_public_key(request.public_key_pem, field="public_key_pem")
+        client = _client(request.operator_id) or ids.generate(
+            OPERATOR_PREFIX, self._clock.now_ns() // 1_000_000, self._clock.token_bytes(ids.RANDOM_BYTES)
+        )
+        seconds = _seconds(request.life_seconds, "life_seconds") or self._operator_life_hours() * 3600
+        issued = credentials.issue(
+            self._authority, key, role=ClientRole.OPERATOR, tenant=tenant, client=client,
+            life_hours=seconds / 3600, serial=self._clock.now_ns(),
+        )  # fmt: skip
+        # By the operator's id alone: one that is made anew for every command leaves one record.
+        await record_operator(
+            self._store, tenant, client, client=client, key=key, issued=issued,
+            action="instances.create_operator", actor=context.principal.name,
+        )  # fmt: skip
+        answer = admin_pb2.CreateOperatorIdentityResponse(
+            operator_id=client,
+            certificate_pem=issued.leaf_pem,
+            authority_pem=self._authority.certificate_pem,
+            operator_address=self._operator_address(),
+        )
+        answer.expires_at.FromDatetime(issued.not_after)
+        return answer
+
+    def _operator_life_hours(self) -> float:
+        if self._groups.configuration is None:  # the first operator may be the one who brings it
+            return DEFAULT_LIFE_HOURS
+        return self._groups.certificate_hours(ClientRole.OPERATOR)
+
+    # Instances.
+
+    async def ListInstances(
+        self, request: admin_pb2.ListInstancesRequest, _context: CallContext
+    ) -> admin_pb2.ListInstancesResponse:
+        found = self._instances.all(_tenant(request.tenant) if request.tenant else None)
+        wanted = [entry for entry in found if request.group in ("", entry.spec.group)]
+        return admin_pb2.ListInstancesResponse(instances=[self._entry(instance) for instance in wanted])
+
+    async def DrainInstance(
+        self, request: admin_pb2.DrainInstanceRequest, context: CallContext
+    ) -> admin_pb2.DrainInstanceResponse:
+        tenant = _tenant(request.tenant)
+        instance = self._instances.get(tenant, request.instance_id)
+        state = rules.state(instance)
+        if state in (rules.State.DELETING, rules.State.DELETED):
+            raise FailedPrecondition(f"instance {instance.name} is {state} already")
+        given = request.timeout_seconds if request.HasField("timeout_seconds") else None
+        if given is not None and not 0 <= given <= DRAIN_LIMIT_SECONDS:
+            raise InvalidArgument(
+                f"timeout_seconds must be between 0 and {DRAIN_LIMIT_SECONDS:g}", field="timeout_seconds"
+            )
+        seconds = self._drain_seconds(instance) if given is None else given
+        now_ns = self._clock.now_ns()
+        drain = Drain(
+            reason=rules.Cause.REQUESTED,
+            started_at_ns=now_ns,
+            delete_at_ns=now_ns + round(seconds * 1e9),
+            replace=not instance.spec.on_demand,
+        )
+        done = await self._instances.drain(tenant, instance.name, drain, actor=context.principal.name)
+        return admin_pb2.DrainInstanceResponse(instance=self._entry(done or instance))
+
+    def _drain_seconds(self, instance: Instance) -> float:
+        view = self._groups.view(tenant_of(instance), instance.spec.group)
+        own = view.group.drain_timeout_seconds if view is not None else None
+        return self._groups.policy().drain_timeout_seconds if own is None else own
+
+    def _entry(self, instance: Instance) -> admin_pb2.InstanceEntry:
+        status = instance.status
+        assert status is not None
+        heard = self._reports.last(instance.name) if self._reports is not None else None
+        drain = status.drain
+        return admin_pb2.InstanceEntry(
+            instance_id=instance.name,
+            tenant=tenant_of(instance),
+            group=instance.spec.group,
+            state=rules.state(instance),
+            provider_id=status.provider_id,
+            provider_status=status.provider_status,
+            on_demand=instance.spec.on_demand,
+            created_at=wire.timestamp(instance.created_at_ns),
+            last_seen=wire.timestamp(heard.at_ns if heard is not None else None),
+            agent_version=status.agent_version,
+            reason=drain.reason if drain is not None else "",
+            delete_at=wire.timestamp(drain.delete_at_ns if drain is not None else None),
+            last_error=status.last_error,
+        )
+
+    # Freezes.
+
+    async def Freeze(self, request: admin_pb2.FreezeRequest, context: CallContext) -> admin_pb2.FreezeEntry:
+        expires_at_ns = request.expires_at.ToNanoseconds() if request.HasField("expires_at") else None
+        made = await freeze(
+            self._store,
+            _scope(request.scope),
+            reason=request.reason,
+            actor=context.principal.name,
+            expires_at_ns=expires_at_ns,
+        )
+        return _freeze_entry(made)
+
+    async def Lift(self, request: admin_pb2.LiftRequest, context: CallContext) -> admin_pb2.LiftResponse:
+        done = await lift(self._store, _scope(request.scope), actor=context.principal.name)
+        return admin_pb2.LiftResponse(lifted=done)
+
+    async def ListFreezes(
+        self, _request: admin_pb2.ListFreezesRequest, _context: CallContext
+    ) -> admin_pb2.ListFreezesResponse:
+        now_ns = self._clock.now_ns()
+        holding = [
+            found
+            for found in self._store.list(FREEZE)
+            if found.spec.expires_at_ns is None or found.spec.expires_at_ns > now_ns
+        ]
+        return admin_pb2.ListFreezesResponse(freezes=[_freeze_entry(found) for found in holding])
+
+    # Answers.
+
+    async def Explain(
+        self, request: admin_pb2.ExplainRequest, _context: CallContext
+    ) -> admin_pb2.ExplainResponse:
+        found = self._explanations.about(request.key) if request.key else self._explanations.all()
+        if request.key and not found:
+            raise NotFound(
+                f"no controller knows of {request.key[:200]!r}", hint="groups are asked about as tenant/group"
+            )
+        return admin_pb2.ExplainResponse(findings=[_finding(entry) for entry in found])
+
+    # Secrets.
+
+    async def PutSecret(
+        self, request: admin_pb2.PutSecretRequest, context: CallContext
+    ) -> admin_pb2.PutSecretResponse:
+        name = request.name
+        if not name or len(name) > SECRET_NAME_LIMIT or not name.isprintable():
+            raise InvalidArgument(f"name must be 1 to {SECRET_NAME_LIMIT} printable characters", field="name")
+        if not 0 < len(request.content) <= SECRET_LIMIT_BYTES:
+            raise InvalidArgument(f"content must be 1 to {SECRET_LIMIT_BYTES} bytes", field="content")
+        await self._secrets.put(name, request.content)
+        log.info("instances.secret_put", name=name, actor=context.principal.name)
+        return admin_pb2.PutSecretResponse()
+
+
+def freeze_scope(tenant: str, group: str) -> str:
+    """The scope of a freeze: everywhere, a tenant, or one of its groups."""
+    if not tenant:
+        return ""
+    return f"tenant/{tenant}/group/{group}" if group else f"tenant/{tenant}"
+
+
+def _scope(text: str) -> str:
+    matched = _SCOPE.fullmatch(text)
+    names = [name for name in matched.groups() if name is not None] if matched is not None else []
+    if matched is None or any(identifier_problem(name) for name in names):
+        raise InvalidArgument(
+            f"{text[:200]!r} is no scope",
+            field="scope",
+            hint="write tenant/acme, tenant/acme/group/web or nothing",
+        )
+    return text
+
+
+def _tenant(text: str) -> str:
+    problem = identifier_problem(text) if text else "is required"
+    if problem is not None:
+        raise InvalidArgument(f"tenant {text[:64]!r} {problem}", field="tenant")
+    return text
+
+
+def _client(text: str) -> str:
+    if len(text) > 64 or "/" in text or not (text == "" or text.isprintable()):
+        raise InvalidArgument(
+            "operator_id must be up to 64 printable characters, no slash", field="operator_id"
+        )
+    return text
+
+
+def _seconds(value: float, field: str) -> float:
+    if not 0 <= value <= IDENTITY_LIFE_LIMIT_SECONDS:
+        raise InvalidArgument(f"{field} must be between 0 and {IDENTITY_LIFE_LIMIT_SECONDS:.0f}", field=field)
+    return value
+
+
+def _freeze_entry(found: Freeze) -> admin_pb2.FreezeEntry:
+    return admin_pb2.FreezeEntry(
+        scope=found.scope,
+        reason=found.spec.reason,
+        actor=found.spec.actor,
+        frozen_at=wire.timestamp(found.spec.frozen_at_ns),
+        expires_at=wire.timestamp(found.spec.expires_at_ns),
+    )
+
+
+def _finding(found: Finding) -> admin_pb2.Finding:
+    explanation = found.explanation
+    return admin_pb2.Finding(
+        controller=found.controller,
+        key=explanation.key,
+        at=wire.timestamp(explanation.at_ns),
+        next_due=wire.timestamp(explanation.next_due_ns),
+        failures=explanation.failures,
+        last_error=explanation.last_error,
+        reasons=[
+            admin_pb2.Reason(code=reason.code, message=reason.message, subject=reason.subject)
+            for reason in explanation.reasons
+        ],
+    )

@@ -1,0 +1,135 @@
+"""A tenant's groups as its operators see and change them.
+
+What an operator sets is one resource beside the configuration, changed in one transaction, so that
+two operators who change a group at once both have their way. What they see is computed for all
+of them together, and again only when something it depends on has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fleetplane.domains.instances import wire
+from fleetplane.domains.instances.configuration import Configuration
+from fleetplane.domains.instances.configuration.merge import (
+    MAX_VARS,
+    check_override,
+    effective,
+    merge_override,
+)
+from fleetplane.domains.instances.configuration.validate import identifier_problem
+from fleetplane.domains.instances.groups import Groups, GroupView
+from fleetplane.domains.instances.kinds import GROUP, INSTANCE, GroupOverride, Instance, tenant_scope
+from fleetplane.gen.nstance.v1 import operator_pb2
+from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from fleetplane.kernel.store import Draft, Store
+
+GROUPS_LIMIT = 1000
+"""Groups that one tenant's operators may have made or changed at run time."""
+TENANTS_KEPT = 1024
+"""Tenants whose statuses are remembered between two questions."""
+
+Statuses = Mapping[str, operator_pb2.GroupStatus]
+"""By key, in the order of the keys. Shared by all readers: never change one."""
+
+
+class OperatorGroups:
+    def __init__(self, store: Store, groups: Groups) -> None:
+        self._store = store
+        self._groups = groups
+        self._kept: dict[str, tuple[tuple[object, ...], Statuses]] = {}
+
+    def __repr__(self) -> str:
+        return f"<OperatorGroups tenants={len(self._kept)}>"
+
+    # Reading.
+
+    def statuses(self, tenant: str) -> Statuses:
+        """Every group of a tenant that its operators may know of."""
+        loaded = self._groups.loaded
+        etag = loaded.etag if loaded is not None else ""
+        at = (etag, self._store.kind_revision(GROUP), self._store.kind_revision(INSTANCE))
+        kept = self._kept.get(tenant)
+        if kept is None or kept[0] != at:
+            if len(self._kept) >= TENANTS_KEPT:
+                self._kept.clear()
+            kept = self._kept[tenant] = (at, self._compute(tenant))
+        return kept[1]
+
+    def _compute(self, tenant: str) -> Statuses:
+        members: dict[str, list[Instance]] = {}
+        for instance in self._store.list(INSTANCE, tenant_scope(tenant)):
+            members.setdefault(instance.spec.group, []).append(instance)
+        views = self._groups.views().values()
+        mine = sorted(
+            (view.group for view in views if view.group.tenant == tenant and not view.group.is_nat),
+            key=lambda group: group.key,
+        )
+        return {group.key: wire.group_status(group, members.get(group.key, ())) for group in mine}
+
+    def view(self, tenant: str, key: str) -> GroupView:
+        """A group that instances may be made in; one that operators must not know of is not found."""
+        found = self._groups.view(tenant, key)
+        if found is not None and not found.group.is_nat:
+            return found
+        if found is None and (why := self._groups.unresolved(tenant, key)):
+            raise FailedPrecondition(why, field="group")
+        raise NotFound(f"group {key[:64]!r} is not known", details={"group": key[:64]})
+
+    # Changing.
+
+    async def upsert(
+        self, tenant: str, key: str, wanted: GroupOverride, *, actor: str
+    ) -> operator_pb2.GroupStatus:
+        """Make a group, or change what may be changed of one."""
+        configuration = self._groups.required()
+        check_key(key)
+        _check_ours(configuration, tenant, key)
+        scope = tenant_scope(tenant)
+
+        def change(draft: Draft) -> None:
+            found = draft.get(GROUP, scope, key)
+            if found is None and len(draft.list(GROUP, scope)) >= GROUPS_LIMIT:
+                raise ResourceExhausted(f"{GROUPS_LIMIT} groups were made or changed, the most there may be")
+            check_override(configuration, tenant, key, wanted, found is not None)
+            merged = merge_override(found.spec if found is not None else None, wanted)
+            if len(merged.vars) > MAX_VARS:
+                raise InvalidArgument(f"a group has at most {MAX_VARS} vars", field="config.vars")
+            effective(configuration, tenant, key, merged)  # refuses what could not be made into a group
+            draft.put(GROUP, scope, key, spec=merged)
+
+        await self._store.transact(
+            change, actor=actor, action="instances.upsert_group", touches=[GROUP.key(scope, key)]
+        )
+        status = self.statuses(tenant).get(key)
+        if status is None:  # the configuration was replaced in between
+            raise FailedPrecondition(self._groups.unresolved(tenant, key) or f"group {key!r} is gone again")
+        return status
+
+    async def remove(self, tenant: str, key: str, *, actor: str) -> None:
+        """Take back what was set at run time; a group that is configured stays, as configured."""
+        check_key(key)
+        if (configuration := self._groups.configuration) is not None:
+            _check_ours(configuration, tenant, key)
+        scope = tenant_scope(tenant)
+
+        def change(draft: Draft) -> None:
+            if draft.get(GROUP, scope, key) is not None:
+                draft.delete(GROUP, scope, key)
+
+        await self._store.transact(
+            change, actor=actor, action="instances.delete_group", touches=[GROUP.key(scope, key)]
+        )
+
+
+def check_key(key: str) -> None:
+    if not key:
+        raise InvalidArgument("key is required", field="key")
+    if (problem := identifier_problem(key)) is not None:
+        raise InvalidArgument(f"key {key[:64]!r} {problem}", field="key")
+
+
+def _check_ours(configuration: Configuration, tenant: str, key: str) -> None:
+    nat = configuration.nat.get(tenant)
+    if nat is not None and nat.group == key:
+        raise FailedPrecondition(f"group {key!r} is kept by the server itself", field="key")
