@@ -1,7 +1,7 @@
 """A real S3 server in a process of its own: moto's application, one request at a time.
 
-Its own command answers requests in threads and looks at a condition before it takes the lock for
-writing, so that two conditional writers can both win. Amazon's storage decides them one after
+Its own command answers requests in threads, and there a condition is looked at and the object
+written in two steps that nothing holds together. A storage decides conditional writes one after
 the other, and so does this.
 
     python s3_server.py      prints the port it listens on, and serves until killed
