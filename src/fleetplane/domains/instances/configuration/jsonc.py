@@ -173,8 +173,10 @@ class _Parser:
             return self.skip(end + 1)
         if self.text.startswith(closing, end):
             return end
+        if end == len(self.text):
+            raise self.expected(f'"," or "{closing}"', end, opened)
         # A missing comma shows at the next value, but belongs where the last one ended.
-        raise self.expected(f'"," or "{closing}"', at if end < len(self.text) else end, opened)
+        raise self.error(f'expected "," or "{closing}" before {self.text[end]!r}', at)
 
     def string(self, at: int) -> tuple[str, int]:
         match = _STRING.match(self.text, at)
