@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.identity.revocation import REVOCATION
 from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.resources import AnyKind
 
-KERNEL_KINDS: Sequence[AnyKind] = (FREEZE, LEASE, REVOCATION)
+KERNEL_KINDS: Sequence[AnyKind] = (COMMAND, COMMAND_TARGET, FREEZE, LEASE, REVOCATION)

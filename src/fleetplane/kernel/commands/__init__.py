@@ -1,0 +1,21 @@
+"""The outcome ledger: every target of every command ends in exactly one outcome."""
+
+from fleetplane.kernel.commands.kinds import COMMAND, COMMAND_TARGET, Command, CommandTarget, state_of
+from fleetplane.kernel.commands.ledger import CommandLimits, Commands, Courier
+from fleetplane.kernel.commands.rules import OPEN, OUTCOMES, State
+from fleetplane.kernel.commands.runner import run
+
+__all__ = [
+    "COMMAND",
+    "COMMAND_TARGET",
+    "OPEN",
+    "OUTCOMES",
+    "Command",
+    "CommandLimits",
+    "CommandTarget",
+    "Commands",
+    "Courier",
+    "State",
+    "run",
+    "state_of",
+]

@@ -1,0 +1,82 @@
+"""What is written down about commands: each command, and each of its targets.
+
+    COMMAND           in the scope it was issued in, named by its id
+    COMMAND_TARGET    below it, in `{scope}/command/{id}`, named by the target
+
+Both can be watched by scope. What a target printed is not written down here: see `Outputs`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from fleetplane.kernel.commands.rules import OPEN, State
+from fleetplane.kernel.resources import Kind, Resource
+
+
+class CommandSpec(msgspec.Struct, frozen=True, kw_only=True):
+    channel: str
+    """Which part of the server delivers it."""
+    verb: str
+    payload: bytes
+    """For whoever delivers it; means nothing here."""
+    actor: str
+    targets: int
+    wait: bool
+    """Whether it waits for targets that are away."""
+    repeatable: bool
+    """Whether a target recognises a command that it has seen."""
+    run_for_ns: int
+
+
+class CommandStatus(msgspec.Struct, frozen=True, kw_only=True):
+    open: int
+    """Targets without an outcome; with the outcomes these are all targets."""
+    outcomes: dict[State, int] = {}
+    finished_at_ns: int | None = None
+
+
+class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
+    command: str
+    command_scope: str
+    channel: str
+    target: str
+    deliver_by_ns: int
+
+
+class TargetStatus(msgspec.Struct, frozen=True, kw_only=True):
+    state: State
+    changed_at_ns: int
+    deliveries: int = 0
+    run_by_ns: int | None = None
+    """While it is delivered and has no outcome."""
+    detail: str = ""
+    """The target's own words, or why there are none."""
+
+
+Command = Resource[CommandSpec, CommandStatus]
+CommandTarget = Resource[TargetSpec, TargetStatus]
+
+COMMAND: Kind[CommandSpec, CommandStatus] = Kind("command", CommandSpec, CommandStatus)
+COMMAND_TARGET: Kind[TargetSpec, TargetStatus] = Kind("command-target", TargetSpec, TargetStatus)
+
+
+def targets_scope(scope: str, command: str) -> str:
+    return f"{scope}/command/{command}" if scope else f"command/{command}"
+
+
+def state_of(target: CommandTarget) -> State:
+    assert target.status is not None, "a target is written with its status"
+    return target.status.state
+
+
+def is_open(target: CommandTarget) -> bool:
+    return state_of(target) in OPEN
+
+
+def due_ns(target: CommandTarget) -> int | None:
+    """When the present state has lasted long enough; None at the end."""
+    if not is_open(target):
+        return None
+    assert target.status is not None
+    return target.spec.deliver_by_ns if state_of(target) is State.WAITING else target.status.run_by_ns

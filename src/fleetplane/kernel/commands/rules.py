@@ -1,0 +1,120 @@
+"""How a command fares with one of its targets, as a table. Pure.
+
+    WAITING    written down, not yet handed over: the target is away, or about to be sent to
+    SENT       handed to the target's open session; nothing heard of it yet
+    RUNNING    the target said that it began
+
+and six ways to end, of which every target of every command gets exactly one:
+
+    OK, FAILED        the target's own word
+    TIMED_OUT         it was delivered, and the time to run it passed without that word
+    EXPIRED           the time to deliver it passed first
+    CANCELLED         whoever issued it took it back
+    UNDELIVERABLE     there was nobody to deliver it to, and it was not to wait
+
+Two deadlines, because they mean different things: until `deliver_by` nothing has happened to
+the target; after delivery, `run_by` says how long its word is waited for. Being delivered is
+written down before anything is sent. So a command that is not repeatable reaches its target at
+most once, and one whose answer was lost is not sent again: nobody knows whether it was done. A
+repeatable one, which its target recognises by its id, is sent again in the next session until
+the target answers.
+
+The word of a target is taken whenever it comes before the end, also where the table looks odd:
+an answer may overtake the note that the command was sent. What comes after the end changes
+nothing, so late and repeated words do no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class State(StrEnum):
+    WAITING = "waiting"
+    SENT = "sent"
+    RUNNING = "running"
+    OK = "ok"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    UNDELIVERABLE = "undeliverable"
+
+
+OPEN = frozenset({State.WAITING, State.SENT, State.RUNNING})
+OUTCOMES = tuple(state for state in State if state not in OPEN)
+
+
+class Step(StrEnum):
+    """What can happen."""
+
+    HAND_OVER = "hand_over"
+    """About to be put on the target's session."""
+    TURN_BACK = "turn_back"
+    """The session did not take it after all: it certainly did not arrive."""
+    NEW_SESSION = "new_session"
+    """The target opened another session: what an older one was to deliver may not have arrived."""
+    NOBODY = "nobody"
+    """The target is away, and the command is not to wait."""
+    REMOVED = "removed"
+    """There is no such target any more."""
+    STARTED = "started"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TOO_LATE = "too_late"
+    """Its deadline has passed: which one depends on the state."""
+    CANCEL = "cancel"
+
+
+S = State
+TABLE: Mapping[State, Mapping[Step, State]] = {
+    S.WAITING: {
+        Step.HAND_OVER: S.SENT,
+        Step.NOBODY: S.UNDELIVERABLE,
+        Step.REMOVED: S.UNDELIVERABLE,
+        Step.STARTED: S.RUNNING,
+        Step.SUCCEEDED: S.OK,
+        Step.FAILED: S.FAILED,
+        Step.TOO_LATE: S.EXPIRED,
+        Step.CANCEL: S.CANCELLED,
+    },
+    S.SENT: {
+        Step.TURN_BACK: S.WAITING,
+        Step.NEW_SESSION: S.WAITING,
+        Step.REMOVED: S.FAILED,
+        Step.STARTED: S.RUNNING,
+        Step.SUCCEEDED: S.OK,
+        Step.FAILED: S.FAILED,
+        Step.TOO_LATE: S.TIMED_OUT,
+        Step.CANCEL: S.CANCELLED,
+    },
+    S.RUNNING: {
+        Step.REMOVED: S.FAILED,
+        Step.SUCCEEDED: S.OK,
+        Step.FAILED: S.FAILED,
+        Step.TOO_LATE: S.TIMED_OUT,
+        Step.CANCEL: S.CANCELLED,
+    },
+    **{outcome: {} for outcome in OUTCOMES},
+}
+
+
+def after(state: State, step: Step, *, repeatable: bool = True, delivered: bool = False) -> State:
+    """The next state; the same one if the step means nothing there.
+
+    `delivered` says that an earlier session may have brought the command to its target, which is
+    why WAITING then does not end as if nothing could have happened.
+    """
+    if step is Step.NEW_SESSION and not repeatable:
+        return state
+    if state is S.WAITING and delivered:
+        return _AGAIN.get(step, TABLE[state].get(step, state))
+    return TABLE[state].get(step, state)
+
+
+_AGAIN: Mapping[Step, State] = {
+    Step.NOBODY: S.WAITING,
+    Step.REMOVED: S.FAILED,
+    Step.TOO_LATE: S.TIMED_OUT,
+}

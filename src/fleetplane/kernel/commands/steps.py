@@ -1,0 +1,122 @@
+"""What a transaction about commands writes. Pure functions of a draft.
+
+`rules` decides the state; here are the moments, counts and sums that go with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from fleetplane.kernel.commands import rules
+from fleetplane.kernel.commands.kinds import (
+    COMMAND,
+    COMMAND_TARGET,
+    CommandSpec,
+    CommandStatus,
+    CommandTarget,
+    TargetStatus,
+)
+from fleetplane.kernel.commands.rules import OPEN, State, Step
+from fleetplane.kernel.resources import AnyKind, Key
+from fleetplane.kernel.store import Draft
+
+DETAIL_LIMIT = 1024
+"""Characters kept of a target's words; the rest of them is output."""
+TOO_LATE = "no word came in time"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Steps for one target, taken in order and together."""
+
+    key: Key
+    steps: Sequence[Step]
+    detail: str = ""
+
+
+def begun(state: State, spec: CommandSpec, now_ns: int) -> TargetStatus:
+    if state is not State.SENT:
+        detail = "the target is away" if state is State.UNDELIVERABLE else ""
+        return TargetStatus(state=state, changed_at_ns=now_ns, detail=detail)
+    return TargetStatus(state=state, changed_at_ns=now_ns, deliveries=1, run_by_ns=now_ns + spec.run_for_ns)
+
+
+def take(draft: Draft, moves: Sequence[Move]) -> list[CommandTarget]:
+    """Decide every move on what is so now, and write what changed, with the commands' sums."""
+    changed: list[CommandTarget] = []
+    ended: dict[tuple[str, str], list[State]] = {}
+    for move in moves:
+        target = draft.get(COMMAND_TARGET, move.key.scope, move.key.name)
+        command = draft.get(COMMAND, target.spec.command_scope, target.spec.command) if target else None
+        if target is None or command is None:
+            continue
+        status = _taken(target, move, command.spec, draft.now_ns)
+        if status == target.status:
+            continue
+        changed.append(
+            draft.put(COMMAND_TARGET, move.key.scope, move.key.name, spec=target.spec, status=status)
+        )
+        if status.state not in OPEN:
+            ended.setdefault((command.scope, command.name), []).append(status.state)
+    _sum_up(draft, ended)
+    return changed
+
+
+def _taken(target: CommandTarget, move: Move, command: CommandSpec, now_ns: int) -> TargetStatus:
+    status = target.status
+    assert status is not None
+    overdue = now_ns >= target.spec.deliver_by_ns
+    for asked in move.steps:
+        step = Step.TOO_LATE if overdue and asked is Step.HAND_OVER else asked
+        if overdue and asked is Step.NEW_SESSION:
+            continue  # too late to send it again: what was sent may still be answered
+        state = rules.after(
+            status.state, step, repeatable=command.repeatable, delivered=status.deliveries > 0
+        )
+        if state is status.state:
+            continue
+        status = TargetStatus(
+            state=state,
+            changed_at_ns=now_ns,
+            deliveries=status.deliveries + (step is Step.HAND_OVER) - (step is Step.TURN_BACK),
+            run_by_ns=_run_by_ns(status, state, command, now_ns),
+            detail="" if state in OPEN else move.detail[:DETAIL_LIMIT],
+        )
+    return status
+
+
+def _run_by_ns(status: TargetStatus, state: State, command: CommandSpec, now_ns: int) -> int | None:
+    """Counted from the handing over; from its first word if that overtook the note of it."""
+    if state is State.SENT or (state is State.RUNNING and status.run_by_ns is None):
+        return now_ns + command.run_for_ns
+    return status.run_by_ns if state is State.RUNNING else None
+
+
+def _sum_up(draft: Draft, ended: Mapping[tuple[str, str], Sequence[State]]) -> None:
+    for (scope, name), states in ended.items():
+        command = draft.get(COMMAND, scope, name)
+        assert command is not None
+        assert command.status is not None
+        status = counted(command.status, states, draft.now_ns)
+        draft.put(COMMAND, scope, name, spec=command.spec, status=status)
+
+
+def counted(status: CommandStatus, states: Iterable[State], now_ns: int) -> CommandStatus:
+    outcomes = dict(status.outcomes)
+    open_ = status.open
+    for state in states:
+        if state not in OPEN:
+            outcomes[state] = outcomes.get(state, 0) + 1
+            open_ -= 1
+    finished = now_ns if open_ == 0 else None
+    return msgspec.structs.replace(status, open=open_, outcomes=outcomes, finished_at_ns=finished)
+
+
+def forget(draft: Draft, keys: Iterable[Key]) -> None:
+    for key in keys:
+        kind: AnyKind = COMMAND if key.kind == COMMAND.name else COMMAND_TARGET
+        if draft.get(kind, key.scope, key.name) is not None:
+            draft.delete(kind, key.scope, key.name)
