@@ -7,7 +7,9 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -108,6 +110,13 @@ async def eventually(condition: Callable[[], Any]) -> Any:
         return answer
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 async def told(state: Path, instance_id: str) -> dict[str, Any]:
     """What the stand-in agent says it was given."""
     path = state / "instances" / instance_id / "recv" / "told.json"
@@ -154,6 +163,8 @@ async def test_an_agent_gets_private_directories_and_its_variables(start: Start,
     for name, content in (("nonce.jwt", "the-nonce"), ("ca.crt", "the-ca")):
         file = directory / "identity" / name
         assert (stat.S_IMODE(file.stat().st_mode), file.read_text()) == (0o600, content)
+    made_by_agent = directory / "recv" / "told.json"
+    assert stat.S_IMODE(made_by_agent.stat().st_mode) == 0o600
     assert "the-nonce" not in (directory / "record.json").read_text()
 
 
@@ -216,6 +227,41 @@ async def test_a_process_that_took_over_the_number_is_neither_believed_nor_kille
     finally:
         stranger.kill()
         await stranger.wait()
+
+
+async def test_another_process_of_the_instance_with_the_number_is_not_the_agent(
+    start: Start, tmp_path: Path
+) -> None:
+    provider = await start("brood")
+    created = await provider.create_instance(request())
+    family = await told(tmp_path, created.instance_id)
+    note = tmp_path / "instances" / created.instance_id / "process.json"
+    # The child carries the instance's marker, and has got the number; only its start tells it apart.
+    note.write_text(
+        json.dumps({**json.loads(note.read_text()), "pid": family["children"][0], "start_ticks": 1})
+    )
+    assert await status_of(provider, created.instance_id) is ProviderStatus.DELETED
+    await provider.delete_instance(created.instance_id, "")
+    assert ours(tmp_path) == []
+
+
+def test_a_process_that_only_waits_to_be_reaped_has_ended(tmp_path: Path) -> None:
+    child = subprocess.Popen(["sleep", "600"], env={processes.MARKER: str(tmp_path)})
+    try:
+        wait_until(lambda: processes.members(tmp_path) == [child.pid])
+        processes.end(tmp_path, None, grace_seconds=DEADLINE_SECONDS)  # would raise if it were still counted
+        assert processes.members(tmp_path) == []
+    finally:
+        child.kill()
+        assert child.wait() == -signal.SIGTERM
+
+
+async def test_what_is_no_instance_is_cleared_away_at_the_start(start: Start, tmp_path: Path) -> None:
+    barely = tmp_path / "instances" / "web1"
+    barely.mkdir(parents=True)
+    provider = await start()
+    assert not barely.exists()
+    assert (await provider.list_instances("c", "s", limit=10)).items == ()
 
 
 ALIVE_AFTERWARDS = {

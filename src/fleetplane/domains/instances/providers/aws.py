@@ -171,7 +171,8 @@ class AwsProvider(WithoutExtras):
                 found = None
         if found is not None and found.instance_id == instance_id:
             return found
-        if self._is_settling(instance_id):  # it, or its tags, may not be shown yet
+        unseen = found is None or not found.instance_id  # not shown yet, or not yet with its tags
+        if unseen and self._is_settling(instance_id):
             raise ProviderError(f"EC2 does not show {instance_id} yet, which it was asked for moments ago")
         raise InstanceGone(f"EC2 has no instance {instance_id!r} {provider_id}".rstrip())
 

@@ -277,13 +277,15 @@ async def an_unknown_instance_is_gone(subject: Subject) -> None:
 
 async def an_instance_is_not_deleted_under_anothers_name(subject: Subject) -> None:
     async with trial(subject) as attempt:
-        created = await attempt.create()
-        await _expect_gone(
-            attempt.provider.delete_instance(new_instance_id(), created.provider_id),
-            "deleting by a provider id that belongs to another instance id",
-        )
-        gone = await attempt.is_gone(created.instance_id, created.provider_id)
-        expect(not gone, "it was deleted under another's name")
+        one, other = await attempt.create(), await attempt.create()
+        for instance_id in (new_instance_id(), other.instance_id):
+            await _expect_gone(
+                attempt.provider.delete_instance(instance_id, one.provider_id),
+                "deleting by a provider id that belongs to another instance id",
+            )
+        for each in (one, other):
+            gone = await attempt.is_gone(each.instance_id, each.provider_id)
+            expect(not gone, "an instance was deleted under another's name")
 
 
 async def a_restart_loses_nothing(subject: Subject) -> None:
