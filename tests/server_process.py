@@ -50,6 +50,9 @@ def command(data_dir: Path, *arguments: str) -> list[str]:
         "--data-dir", str(data_dir), "--log-format", "json",
         "--set", "listeners.web.addresses=127.0.0.1:0",
         "--set", f"listeners.device-api.addresses=unix://{data_dir}/d.sock,127.0.0.1:0",
+        "--set", "listeners.registration.addresses=127.0.0.1:0",
+        "--set", "listeners.operator.addresses=127.0.0.1:0",
+        "--set", "listeners.agent.addresses=127.0.0.1:0",
         *arguments,
     ]  # fmt: skip
 

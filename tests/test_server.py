@@ -47,7 +47,9 @@ def test_the_ready_file_tells_version_pid_and_every_address(tmp_path: Path) -> N
 
         assert said["version"] == __version__
         assert said["pid"] == server.process.pid
-        assert set(said["listeners"]) == {"web", "device-api"}
+        assert set(said["listeners"]) == {
+            "web", "device-api", "registration", "operator", "agent", "admin"
+        }  # fmt: skip
         assert said["listeners"]["device-api"][0] == f"unix://{tmp_path}/d.sock"
         assert said["listeners"]["device-api"][1].startswith("http://127.0.0.1:")
         assert not said["listeners"]["web"][0].endswith(":0")
@@ -192,7 +194,13 @@ def test_reflection_lists_the_services_and_describes_their_messages(tmp_path: Pa
     ]
     [gpu] = [message for file in files for message in file.message_type if message.name == "Gpu"]
     # Clients print JSON names where reflection gives them.
-    assert [field.json_name for field in gpu.field] == ["metadata", "spec", "status", "resourceVersion", "name"]
+    assert [field.json_name for field in gpu.field] == [
+        "metadata",
+        "spec",
+        "status",
+        "resourceVersion",
+        "name",
+    ]
 
 
 def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
@@ -249,7 +257,7 @@ def test_a_taken_port_is_told_in_one_line(tmp_path: Path) -> None:
     ("arguments", "complaint", "code"),
     [
         (["--set", "gpus.lease=3"], "did you mean 'gpus.lease_seconds'", 2),
-        (["--only", "gpu"], "only: 'gpu' is not one of gpus", 2),
+        (["--only", "gpu"], "only: 'gpu' is not one of gpus, instances", 2),
         (["--config", "absent.toml"], "absent.toml", 2),
         (["--set", "listeners.device-api.addresses=0.0.0.0:0"], "in plain text", 2),
         (["--set", "listeners.device-api.addresses=nonsense"], "nonsense", 2),

@@ -19,7 +19,7 @@ def test_nothing_configured_gives_the_documented_defaults() -> None:
     loaded = settings.load(config=None, environment={})
 
     assert loaded.data_dir == "./fleetplane-data"
-    assert loaded.domains == ("gpus",)
+    assert loaded.domains == ("gpus", "instances")
     assert loaded.listeners.web.addresses == ("127.0.0.1:8080",)
     assert loaded.listeners.device_api.addresses == ("unix:", "127.0.0.1:50051")
     assert loaded.listeners.device_api.dialect is Dialect.SUPERSET
@@ -67,7 +67,7 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest_known_one(
         ("[gpus]\nlease_seconds = 'soon'\n", "gpus.lease_seconds"),
         ("[gpus]\nmax_gpus = 0\n", "gpus.max_gpus: 0 is below 1"),
         ("[log]\nlevel = 'loud'\n", "log.level: 'loud' is not one of debug"),
-        ("only = ['gpu']\n", "only: 'gpu' is not one of gpus"),
+        ("only = ['gpu']\n", "only: 'gpu' is not one of gpus, instances"),
         ("[listeners.device-api]\nsocket_mode = 'rw'\n", "socket_mode: 'rw' is no octal file mode"),
         ("[listeners.device-api]\ndialect = 'first'\n", "dialect: 'first' is not one of superset"),
         ("data_dir = ''\n", "data_dir: must not be empty"),

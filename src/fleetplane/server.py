@@ -62,7 +62,7 @@ async def serve(settings: Settings, *, announce: Callable[[dict[str, list[str]]]
             await domain.prepare()
         ops = OpsApp(registry, version=__version__)
         health = HealthBoard()
-        apps = _compose(blueprints, domains, calls, clock, health)
+        apps = compose(blueprints, domains, calls, clock, health)
         _collect(registry, domains, calls, store)
         specs = [endpoints.web(settings, ops, authority), *endpoints.grpc(settings, apps, domains, authority)]
         listeners = [
@@ -121,7 +121,7 @@ def _master_key(settings: Settings, data_dir: Path, clock: Clock) -> MasterKey:
     return MasterKey.from_file(Path(settings.identity.master_key_file or data_dir / "master.key"), clock)
 
 
-def _compose(
+def compose(
     blueprints: Sequence[Blueprint],
     domains: Sequence[Domain],
     calls: CallStatistics,

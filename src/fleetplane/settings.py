@@ -25,7 +25,7 @@ PREFIX = "FLEETPLANE_"
 CLIENT_VARIABLES = frozenset({"FLEETPLANE_DEVICE_API"})
 """Variables of the command line's clients, which share our prefix."""
 
-DOMAINS = ("gpus",)
+DOMAINS = ("gpus", "instances")
 DEFAULT_SOCKET = Path("/var/run/device-api/device.sock")
 DEFAULT_PLACE = "unix:"
 """An address that stands for the default socket: the system's for root, else in the data directory."""

@@ -21,6 +21,7 @@ from fleetplane.domains.instances.kinds import KINDS, Instance
 from fleetplane.domains.instances.machinery import Machinery, load_provider
 from fleetplane.domains.instances.metrics import InstanceCollector
 from fleetplane.domains.instances.operator_service import OperatorService
+from fleetplane.domains.instances.providers.contract import Provider
 from fleetplane.domains.instances.registration_service import RegistrationService
 from fleetplane.domains.instances.registry import Instances
 from fleetplane.domains.instances.reports import Reports
@@ -97,8 +98,16 @@ class InstanceOptions:
 
 class InstanceDomain:
     def __init__(
-        self, kernel: Kernel, objects: Objects, nonces: SigningKeys, options: InstanceOptions
+        self,
+        kernel: Kernel,
+        objects: Objects,
+        nonces: SigningKeys,
+        options: InstanceOptions,
+        *,
+        provider: Provider | None = None,
     ) -> None:
+        """`provider` is for those who bring their own; without it the configuration names one."""
+        self._provider = provider
         self._kernel = kernel
         self._nonces = nonces
         self._options = options
@@ -160,6 +169,8 @@ class InstanceDomain:
             secrets=secrets,
             explanations=self._explanations,
             clock=kernel.clock,
+            reports=self._reports,
+            operator_address=lambda: self.addresses().operator,
         )
         servicers = {REGISTRATION: registration, OPERATOR: self._operators, AGENT: self._agents, ADMIN: admin}
         self.services: Sequence[Service] = [
@@ -204,9 +215,14 @@ class InstanceDomain:
         self._bound = addresses
 
     async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._operators.run())
+            tasks.create_task(self._run_machinery())
+
+    async def _run_machinery(self) -> None:
         await self._configured.wait()
         kernel = self._kernel
-        provider = load_provider(
+        provider = self._provider or load_provider(
             self._groups,
             self._options.provider,
             state_directory=self._options.state_directory,

@@ -130,6 +130,7 @@ class FileMaker:
             region=configuration.shard.infra.region,
             zone=configuration.shard.infra.zone,
             vars={**group.vars, **instance.spec.vars},
+            images={name: image.fallback or "" for name, image in configuration.images.items()},
             nonce=nonce,
         )
 
@@ -158,7 +159,7 @@ class FileMaker:
                 lines = (f"{key}={_rendered(value, data)}" for key, value in sorted(file.template.items()))
                 return "\n".join(lines).encode()
             case "json":
-                return json.dumps(_rendered_deep(file.template, data), indent=2, ensure_ascii=False).encode()
+                return json.dumps(rendered_deep(file.template, data), indent=2, ensure_ascii=False).encode()
             case "string":
                 assert isinstance(file.template, str)
                 return _rendered(file.template, data).encode()
@@ -236,11 +237,12 @@ def _rendered(text: object, data: Mapping[str, object]) -> str:
     return templates.compile(str(text)).render(data)
 
 
-def _rendered_deep(value: object, data: Mapping[str, object]) -> object:
+def rendered_deep(value: object, data: Mapping[str, object]) -> object:
+    """Every text in a JSON value, rendered."""
     if isinstance(value, str):
         return _rendered(value, data)
     if isinstance(value, dict):
-        return {key: _rendered_deep(item, data) for key, item in value.items()}
+        return {key: rendered_deep(item, data) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_rendered_deep(item, data) for item in value]
+        return [rendered_deep(item, data) for item in value]
     return value

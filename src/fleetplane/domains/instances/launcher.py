@@ -18,7 +18,7 @@ from fleetplane.domains.instances import credentials, ids
 from fleetplane.domains.instances.configuration import Configuration, templates
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
 from fleetplane.domains.instances.credentials import ClientRole
-from fleetplane.domains.instances.files import Addresses, FileMaker
+from fleetplane.domains.instances.files import Addresses, FileMaker, rendered_deep
 from fleetplane.domains.instances.groups import Groups, GroupView
 from fleetplane.domains.instances.kinds import Instance, InstanceSpec, InstanceStatus
 from fleetplane.domains.instances.providers.contract import Created, CreateRequest, Provider
@@ -168,10 +168,16 @@ class Launcher:
             user_data=self._user_data(configuration, view.group, instance, nonce),
             nonce=nonce,
             ca_certificate=self._authority.certificate_pem.decode(),
-            args=view.group.args,
+            args=self._args(configuration, view.group, instance),
             registration_address=addresses.registration,
             agent_address=addresses.agent,
         )
+
+    def _args(
+        self, configuration: Configuration, group: EffectiveGroup, instance: Instance
+    ) -> Mapping[str, object]:
+        data = self._files.data(configuration, group, instance).mapping()
+        return {key: rendered_deep(value, data) for key, value in group.args.items()}
 
     def _user_data(
         self, configuration: Configuration, group: EffectiveGroup, instance: Instance, nonce: str
