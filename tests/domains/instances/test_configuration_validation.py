@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
 from configuration_samples import EXAMPLE, SMALLEST, complaints, configuration, document, example, problems
+from hypothesis import given
+from hypothesis import strategies as st
 
-from fleetplane.domains.instances.configuration import ConfigurationInvalid, parse
+from fleetplane.domains.instances.configuration import ConfigurationInvalid, jsonc, parse
 from fleetplane.kernel.errors import InvalidArgument
 
 WORKER = SMALLEST["templates"]["worker"]
@@ -347,3 +351,43 @@ def test_older_keys_in_a_document_of_today_are_told_their_new_names() -> None:
     assert found["groups.main"].startswith("groups are listed by tenant now")
     assert found["load_balancers.www.target_group_arns"].startswith("is now target_groups")
     assert not any(path.startswith("groups.main.") for path in found)
+
+
+def _paths(value: object, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _paths(item, (*path, key))
+
+
+SAMPLE = jsonc.parse(EXAMPLE.read_text()).value
+PATHS = list(_paths(SAMPLE))[1:]
+STRANGE: list[object] = [
+    None, True, -1, 0, 2**70, 1.5, "", "x", "{{", "{{.X}}", "{{.Vars.a.b}}", "1h", "a/b", [], [None], [[]],
+    {}, {"": {}}, {"a": {"b": {"c": 1}}},
+]  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.sampled_from(PATHS), st.sampled_from(STRANGE)), min_size=1, max_size=4))
+def test_any_value_anywhere_is_accepted_or_reported_with_a_place_in_the_text(
+    mutations: list[tuple[tuple[str | int, ...], Any]],
+) -> None:
+    made: Any = copy.deepcopy(SAMPLE)
+    for (*parents, last), value in mutations:
+        holder = made
+        for parent in parents:
+            holder = holder[parent] if parent in _keys(holder) else None
+        if last in _keys(holder):
+            holder[last] = copy.deepcopy(value)
+    text = json.dumps(made, indent=1)
+    try:
+        parse(text, name="x")
+    except ConfigurationInvalid as invalid:
+        lines = text.splitlines()
+        assert all(problem.column <= len(lines[problem.line - 1]) for problem in invalid.problems)
+
+
+def _keys(holder: object) -> Collection[str | int]:
+    return (
+        holder.keys() if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ()
+    )
