@@ -1,9 +1,11 @@
 """Clients that behave as the protocol's first implementation does, its oddities included.
 
 `OriginalAgent` has an Ed25519 identity, speaks TLS 1.3 only, waits one interval before its first
-report, never opens the key stream twice, and its process ends at an error on either
-of the streams that come down. `OriginalOperator` calls any operator method by name. Neither
-shares code with our own agent: they are what our server is measured against.
+report, never opens the key stream twice, and its process ends at an error on either of the
+streams that come down. (It ends at once. The wait of up to nine seconds before the end of a
+process whose registration failed is left to whoever starts it again.) `OriginalOperator` calls
+any operator method by name. Neither shares code with our own agent: they are what our server is
+measured against.
 """
 
 from __future__ import annotations

@@ -5,15 +5,17 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
+import os
 import stat
 
 import grpc
 import pytest
+import structlog
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from domains.instances.agent.agent_rig import Rig
-from instance_server_double import INSTANCE_ID, InstanceServerDouble, commit, file, until
+from instance_server_double import INSTANCE_ID, InstanceServerDouble, commit, file, make_nonce, until
 
 from fleetplane.domains.instances.agent.spot import Notice
 from fleetplane.gen.nstance.v1 import agent_pb2
@@ -165,13 +167,16 @@ async def test_a_muddled_patch_costs_the_stream_but_not_the_agent(
 
 
 async def test_half_a_patch_is_forgotten_when_the_stream_ends(rig: Rig, server: InstanceServerDouble) -> None:
-    async with rig.running():
-        await until(lambda: server.files)
-        server.files[0].send(file("half.env"))
-        server.files[0].end()
-        await until(lambda: len(server.files) == 2)
-        server.files[1].send(commit("sha256:none"))
-        await until(lambda: rig.config_hash == "sha256:none")
+    with structlog.testing.capture_logs() as logged:
+        async with rig.running():
+            await until(lambda: server.files)
+            server.files[0].send(file("half.env"))
+            server.files[0].end()
+            await until(lambda: len(server.files) == 2)
+            server.files[1].send(commit("sha256:none"))
+            await until(lambda: rig.config_hash == "sha256:none")
+    failed = next(entry for entry in logged if entry["event"] == "stream_failed")
+    assert "without a commit" in failed["error"]
     assert not (rig.recv / "half.env").exists()
 
 
@@ -208,6 +213,20 @@ async def test_it_survives_a_restart_of_the_server(rig: Rig, server: InstanceSer
         await until(lambda: rig.config_hash == "sha256:after")
         assert agent.sessions >= 2
     assert len(server.registrations) == 1
+
+
+async def test_a_nonce_that_comes_while_it_runs_is_used_at_the_next_connection(
+    rig: Rig, server: InstanceServerDouble
+) -> None:
+    async with rig.running():
+        await until(lambda: server.raw_reports)
+        rig.give_nonce(make_nonce(config_hash="sha256:anew"))
+        later = (rig.identity / "identity.crt").stat().st_mtime + 10
+        os.utime(rig.identity / "nonce.jwt", (later, later))
+        await server.stop()
+        await server.start()
+        await until(lambda: server.reports[-1].config_hash == "sha256:anew")
+    assert len(server.registrations) == 2
 
 
 async def test_it_may_start_before_the_server(rig: Rig, server: InstanceServerDouble) -> None:

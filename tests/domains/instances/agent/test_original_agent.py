@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from domains.instances.agent.agent_rig import Rig
 from h2_grpc import GrpcFailed
 from instance_server_double import (
     INSTANCE_ID,
@@ -30,11 +32,14 @@ from fleetplane.gen.fleetplane.instances.v1 import early_pb2
 from fleetplane.gen.nstance.v1 import agent_pb2, operator_pb2
 
 
-def original(folder: Path, server: InstanceServerDouble, **options: object) -> OriginalAgent:
+def original(
+    folder: Path, server: InstanceServerDouble, *, nonce: str | None = "new", **options: object
+) -> OriginalAgent:
     identity = folder / "identity"
-    identity.mkdir(exist_ok=True)
+    identity.mkdir(parents=True, exist_ok=True)
     (identity / "ca.crt").write_bytes(server.ca.pem)
-    (identity / "nonce.jwt").write_text(make_nonce())
+    if nonce is not None:
+        (identity / "nonce.jwt").write_text(make_nonce())
     settings: dict[str, object] = {"report_interval": 0.1, "files_pause": 0.05, "reports_pause": 0.05}
     return OriginalAgent(
         identity,
@@ -219,6 +224,46 @@ async def test_a_large_file_crosses_every_window(tmp_path: Path, server: Instanc
         server.files[0].send(file("big.env", content), commit("sha256:big"))
         await until(lambda: agent.patches)
     assert agent.received_files == {"big.env": content}
+
+
+async def test_either_agent_can_take_the_place_of_the_other(
+    tmp_path: Path, server: InstanceServerDouble
+) -> None:
+    rig = Rig(tmp_path, server)
+
+    async def take(name: str) -> None:
+        await until(lambda: server.files and server.keys and server.raw_reports)
+        server.files[-1].send(file(f"{name}.env"), commit(f"sha256:{name}"))
+        server.keys[-1].send(agent_pb2.KeyGenerationRequest(key_names=["kubelet"]))
+        await until(lambda: server.reports[-1].config_hash == f"sha256:{name}" and server.submissions)
+        server.files.clear()
+        server.keys.clear()
+        server.raw_reports.clear()
+        submitted.append(server.submissions.pop())
+
+    submitted: list[agent_pb2.PublicKeysRequest] = []
+    async with rig.running():
+        await take("ours")
+    stand_in = original(tmp_path, server, keys_dir=rig.keys, recv_dir=rig.recv, nonce=None)
+    async with running(stand_in):
+        await take("theirs")
+        assert set(stand_in.received_files) == {"ours.env", "theirs.env"}
+    async with rig.running():
+        await take("again")
+    assert len(server.registrations) == 1
+    assert submitted[0] == submitted[1] == submitted[2]
+
+
+async def test_ours_takes_over_what_the_original_registered(
+    tmp_path: Path, server: InstanceServerDouble
+) -> None:
+    first = original(tmp_path / "machine", server)
+    await first.register()
+    rig = Rig(tmp_path, server)
+    rig.settings = dataclasses.replace(rig.settings, identity_dir=first.identity_dir)
+    async with rig.running():
+        await until(lambda: server.raw_reports)
+    assert len(server.registrations) == 1
 
 
 def operator_identity(folder: Path, ca: ThrowawayCa) -> Path:
