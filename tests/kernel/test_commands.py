@@ -290,3 +290,16 @@ async def test_another_channels_commands_are_left_alone(
         await other.expire()
         assert outcomes(commands, issued) == {"a": State.WAITING}
         assert not await other.answered("a", issued.name, ok=True)
+
+
+async def test_what_may_have_run_does_not_end_as_undelivered(
+    commands: Commands, courier: FakeCourier, clock: VirtualClock
+) -> None:
+    courier.here.add("a")
+    issued = await commands.issue(SCOPE, "x", ["a"], actor="u", deliver_within_seconds=5)
+    courier.full.add("a")
+    await commands.arrived("a")
+    assert outcomes(commands, issued) == {"a": State.WAITING}, "the new session did not take it"
+    await clock.advance(5)
+    await commands.expire()
+    assert outcomes(commands, issued) == {"a": State.TIMED_OUT}, "the first session may have"
