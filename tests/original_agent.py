@@ -18,11 +18,12 @@ import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
+from google.protobuf import message_factory
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 from h2_grpc import GrpcFailed, H2Channel, connect, tls_context
@@ -31,7 +32,6 @@ from fleetplane.gen.fleetplane.instances.v1 import early_pb2
 from fleetplane.gen.nstance.v1 import agent_pb2, operator_pb2, registration_pb2
 
 Generation = Literal["first", "second"]
-M = TypeVar("M", bound=Message)
 
 FILES_PAUSE_SECONDS = 2.0
 REPORTS_PAUSE_SECONDS = 5.0
@@ -444,8 +444,6 @@ class OriginalOperator:
 
 
 def _operator_method(name: str) -> tuple[str, type[Message]]:
-    from google.protobuf import message_factory
-
     service = operator_pb2.DESCRIPTOR.services_by_name["OperatorService"]
     method = service.methods_by_name[name]
     return f"/{service.full_name}/{name}", message_factory.GetMessageClass(method.output_type)
