@@ -187,7 +187,7 @@ class AgentService:
 
     def _view(self, tenant: str, name: str) -> tuple[Instance, GroupView] | None:
         instance = self._instances.find(tenant, name)
-        view = self._groups.view(tenant, instance.spec.group) if instance is not None else None
+        view = self._groups.view_of(instance) if instance is not None else None
         return (instance, view) if instance is not None and view is not None else None
 
     def _keys_to_ask(self, tenant: str, name: str) -> list[str]:

@@ -24,8 +24,10 @@ from fleetplane.domains.instances.operator_service import OperatorService
 from fleetplane.domains.instances.providers.contract import Provider
 from fleetplane.domains.instances.registration_service import RegistrationService
 from fleetplane.domains.instances.registry import Instances
+from fleetplane.domains.instances.renewal_service import RenewalService
 from fleetplane.domains.instances.reports import Reports
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
+from fleetplane.gen.fleetplane.instances.v1 import renewal_pb2
 from fleetplane.gen.nstance.v1 import agent_pb2, operator_pb2, registration_pb2
 from fleetplane.kernel.access import Grant, Permission, Role
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound
@@ -44,12 +46,18 @@ AS_AGENT, AS_OPERATOR, AS_ADMIN = (Permission(f"instances.{role}") for role in (
 REGISTRATION_RATE = Rate(per_second=5.0, burst=50, per="caller")
 """Per address: a rack that boots behind one address must get in, a guesser must not get far."""
 
-_SERVICES = {
-    REGISTRATION: registration_pb2.DESCRIPTOR.services_by_name["RegistrationService"],
-    OPERATOR: operator_pb2.DESCRIPTOR.services_by_name["OperatorService"],
-    AGENT: agent_pb2.DESCRIPTOR.services_by_name["AgentService"],
-    ADMIN: admin_pb2.DESCRIPTOR.services_by_name["InstancesAdmin"],
-}
+_REGISTRATION = registration_pb2.DESCRIPTOR.services_by_name["RegistrationService"]
+_OPERATORS = operator_pb2.DESCRIPTOR.services_by_name["OperatorService"]
+_AGENTS = agent_pb2.DESCRIPTOR.services_by_name["AgentService"]
+_RENEWAL = renewal_pb2.DESCRIPTOR.services_by_name["AgentRenewal"]
+_ADMIN = admin_pb2.DESCRIPTOR.services_by_name["InstancesAdmin"]
+_SERVICES = (
+    (REGISTRATION, _REGISTRATION),
+    (OPERATOR, _OPERATORS),
+    (AGENT, _AGENTS),
+    (AGENT, _RENEWAL),
+    (ADMIN, _ADMIN),
+)
 _RULES: Mapping[str, tuple[Authentication, Permission | None, Rate | None]] = {
     REGISTRATION: (Authentication.ANONYMOUS, None, REGISTRATION_RATE),
     OPERATOR: (Authentication.CERTIFICATE, AS_OPERATOR, None),
@@ -68,7 +76,7 @@ BLUEPRINT = Blueprint(
             permission=_RULES[listener][1],
             rate=_RULES[listener][2],
         )
-        for listener, service in _SERVICES.items()
+        for listener, service in _SERVICES
         for method in service.methods
     ),
     grants={
@@ -172,16 +180,19 @@ class InstanceDomain:
             reports=self._reports,
             operator_address=lambda: self.addresses().operator,
         )
-        servicers = {REGISTRATION: registration, OPERATOR: self._operators, AGENT: self._agents, ADMIN: admin}
-        self.services: Sequence[Service] = [
+        renewal = RenewalService(self._instances, self._groups, kernel.authority, kernel.clock)
+        self.services: Sequence[Service] = (
+            Service(listener=REGISTRATION, descriptor=_REGISTRATION, servicer=registration),
+            Service(listener=OPERATOR, descriptor=_OPERATORS, servicer=self._operators),
             Service(
-                listener=listener,
-                descriptor=_SERVICES[listener],
-                servicer=servicer,
-                raw_requests=("SubmitHealthReport",) if listener == AGENT else (),
-            )
-            for listener, servicer in servicers.items()
-        ]
+                listener=AGENT,
+                descriptor=_AGENTS,
+                servicer=self._agents,
+                raw_requests=("SubmitHealthReport",),
+            ),
+            Service(listener=AGENT, descriptor=_RENEWAL, servicer=renewal),
+            Service(listener=ADMIN, descriptor=_ADMIN, servicer=admin),
+        )
         self.collectors: Sequence[Collector] = (
             InstanceCollector(self._instances, self._groups, self._reports, self._sessions),
         )
@@ -303,10 +314,7 @@ class InstanceDomain:
         view = self._groups.view(tenant, group)
         if view is None:
             raise NotFound(f"group {group!r} is not known", field="config.group")
-        if template not in ("", view.group.template):
-            raise InvalidArgument("an instance uses its group's template", field="config.template")
-        if subnet_pool not in ("", view.group.subnet_pool):
-            raise InvalidArgument("an instance uses its group's subnet pool", field="config.subnet_pool")
-        return await machinery.launcher.create(
-            view, name=name, on_demand=True, actor=actor, instance_type=instance_type, variables=vars
+        chosen = self._groups.chosen(
+            view, template=template, instance_type=instance_type, subnet_pool=subnet_pool, variables=vars
         )
+        return await machinery.launcher.create(chosen, name=name, on_demand=True, actor=actor, variables=vars)

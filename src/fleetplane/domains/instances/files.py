@@ -7,17 +7,18 @@ through arguments; a file that cannot be made yet says what it is waiting for.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
+import msgspec
+
 from fleetplane.domains.instances import credentials
-from fleetplane.domains.instances.configuration import Configuration, templates
+from fleetplane.domains.instances.configuration import Configuration, rendering
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
 from fleetplane.domains.instances.configuration.schema import Certificate, File
 from fleetplane.domains.instances.configuration.templates import TemplateData
-from fleetplane.domains.instances.kinds import Instance
+from fleetplane.domains.instances.kinds import Instance, InstanceStatus
 from fleetplane.kernel.errors import FailedPrecondition, NotFound, Unavailable
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.profile import LeafProfile, LeafUsage
@@ -95,7 +96,7 @@ class FileMaker:
         keys: Mapping[str, str],
     ) -> dict[str, bytes]:
         """The named files, all or none. `keys` maps the agent's key names to their public halves."""
-        data = self.data(configuration, group, instance).mapping()
+        data = self.data(configuration, group, instance)
         return {
             name: await self._make(name, group.files[name], configuration, instance, keys, data)
             for name in sorted(names)
@@ -109,27 +110,24 @@ class FileMaker:
         *,
         nonce: str | None = None,
     ) -> TemplateData:
-        status = instance.status
-        addresses = self._addresses()
-        return TemplateData(
+        """What templates can say about an instance. Its nonce is for user data only."""
+        status = instance.status or InstanceStatus()
+        places = self._addresses()
+        return rendering.template_data(
+            configuration,
+            group,
             instance_id=instance.name,
-            instance_kind=instance.spec.prefix,
-            arch=group.arch,
-            instance_type=instance.spec.instance_type or group.instance_type,
-            hostname=status.hostname if status else "",
-            fqdn=status.hostname if status else "",
-            ip4=status.private_ipv4 if status else "",
-            ip6=status.private_ipv6 if status else "",
-            cluster_id=configuration.cluster.id,
             ca_cert=self._authority.certificate_pem.decode(),
-            shard=configuration.shard.id,
-            registration_addr=addresses.registration,
-            agent_addr=addresses.agent,
-            operator_addr=addresses.operator,
-            provider_kind=configuration.shard.infra.provider,
-            region=configuration.shard.infra.region,
-            zone=configuration.shard.infra.zone,
-            vars={**group.vars, **instance.spec.vars},
+            advertise=msgspec.structs.replace(
+                configuration.shard.advertise,
+                registration_addr=places.registration,
+                agent_addr=places.agent,
+                operator_addr=places.operator,
+            ),
+            hostname=status.hostname,
+            fqdn=status.hostname,
+            ip4=status.private_ipv4,
+            ip6=status.private_ipv6,
             images={name: image.fallback or "" for name, image in configuration.images.items()},
             nonce=nonce,
         )
@@ -141,28 +139,21 @@ class FileMaker:
         configuration: Configuration,
         instance: Instance,
         keys: Mapping[str, str],
-        data: Mapping[str, object],
+        data: TemplateData,
     ) -> bytes:
         match file.kind:
             case "secret":
-                return await self._secrets.get(_rendered(file.source, data))
+                return await self._secrets.get(rendering.render_text(file.source, data))
             case "storage":
-                path = _rendered(file.source, data)
+                path = rendering.render_text(file.source, data)
                 found = await self._objects.get(path)
                 if found is None:
                     raise NotFound(f"{name}: there is no object {path!r}")
                 return found.body
             case "certificate":
                 return self._certificate(name, file, configuration, instance, keys, data)
-            case "env":
-                assert isinstance(file.template, dict)
-                lines = (f"{key}={_rendered(value, data)}" for key, value in sorted(file.template.items()))
-                return "\n".join(lines).encode()
-            case "json":
-                return json.dumps(rendered_deep(file.template, data), indent=2, ensure_ascii=False).encode()
-            case "string":
-                assert isinstance(file.template, str)
-                return _rendered(file.template, data).encode()
+            case "env" | "json" | "string":
+                return rendering.render_file(file, data)
         assert_never(file.kind)
 
     def _certificate(
@@ -172,7 +163,7 @@ class FileMaker:
         configuration: Configuration,
         instance: Instance,
         keys: Mapping[str, str],
-        data: Mapping[str, object],
+        data: TemplateData,
     ) -> bytes:
         assert isinstance(file.template, str)
         assert file.key is not None
@@ -213,13 +204,13 @@ def keys_wanted(group: EffectiveGroup) -> set[str]:
     }
 
 
-def _profile(certificate: Certificate, data: Mapping[str, object]) -> LeafProfile:
+def _profile(certificate: Certificate, data: TemplateData) -> LeafProfile:
     def many(texts: Iterable[str]) -> tuple[str, ...]:
-        return tuple(filter(None, (_rendered(text, data) for text in texts)))
+        return tuple(filter(None, (rendering.render_text(text, data) for text in texts)))
 
     return LeafProfile(
         usage=LeafUsage(certificate.kind),
-        common_name=_rendered(certificate.cn or "", data),
+        common_name=rendering.render_text(certificate.cn or "", data),
         organization=many(certificate.organization),
         country=many(certificate.country),
         province=many(certificate.province),
@@ -231,18 +222,3 @@ def _profile(certificate: Certificate, data: Mapping[str, object]) -> LeafProfil
         uri=many(certificate.uri),
         ttl_hours=float(certificate.ttl_hours),
     )
-
-
-def _rendered(text: object, data: Mapping[str, object]) -> str:
-    return templates.compile(str(text)).render(data)
-
-
-def rendered_deep(value: object, data: Mapping[str, object]) -> object:
-    """Every text in a JSON value, rendered."""
-    if isinstance(value, str):
-        return _rendered(value, data)
-    if isinstance(value, dict):
-        return {key: rendered_deep(item, data) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [rendered_deep(item, data) for item in value]
-    return value

@@ -14,10 +14,10 @@ import structlog
 
 from fleetplane.domains.instances.configuration import Configuration, parse
 from fleetplane.domains.instances.configuration.hashes import infra_hash, runtime_hash
-from fleetplane.domains.instances.configuration.merge import EffectiveGroup, effective
+from fleetplane.domains.instances.configuration.merge import EffectiveGroup, effective, on_demand
 from fleetplane.domains.instances.credentials import DEFAULT_LIFE_HOURS, ClientRole
-from fleetplane.domains.instances.kinds import GROUP
-from fleetplane.domains.instances.registry import Instances
+from fleetplane.domains.instances.kinds import GROUP, Instance
+from fleetplane.domains.instances.registry import Instances, tenant_of
 from fleetplane.domains.instances.rules import Policy
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, NotFound
 from fleetplane.kernel.objects import Objects
@@ -159,6 +159,32 @@ class Groups:
 
     def view(self, tenant: str, key: str) -> GroupView | None:
         return self.views().get((tenant, key))
+
+    def view_of(self, instance: Instance) -> GroupView | None:
+        """What one instance should be: its group's, or its own where a caller chose something else."""
+        spec = instance.spec
+        view = self.view(tenant_of(instance), spec.group)
+        if view is None or not spec.on_demand:
+            return view
+        return self.chosen(
+            view, template=spec.template, instance_type=spec.instance_type, variables=spec.vars
+        )
+
+    def chosen(
+        self,
+        view: GroupView,
+        *,
+        template: str = "",
+        instance_type: str = "",
+        subnet_pool: str = "",
+        variables: Mapping[str, str] | None = None,
+    ) -> GroupView:
+        """The group as one instance made in it for a caller, with what the caller chose."""
+        group = on_demand(
+            self.required(), view.group, template=template, instance_type=instance_type, subnet_pool=subnet_pool,
+            vars=variables,
+        )  # fmt: skip
+        return GroupView(group=group, runtime_hash=runtime_hash(group), infra_hash=infra_hash(group))
 
     def unresolved(self, tenant: str, key: str) -> str:
         """Why a group is neither there nor gone and must be left alone; empty if it is one of the two."""

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from fleetplane.domains.instances import credentials, ids
-from fleetplane.domains.instances.configuration import Configuration, templates
+from fleetplane.domains.instances.configuration import Configuration, rendering
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
 from fleetplane.domains.instances.credentials import ClientRole
-from fleetplane.domains.instances.files import Addresses, FileMaker, rendered_deep
+from fleetplane.domains.instances.files import Addresses, FileMaker
 from fleetplane.domains.instances.groups import Groups, GroupView
 from fleetplane.domains.instances.kinds import Instance, InstanceSpec, InstanceStatus
 from fleetplane.domains.instances.providers.contract import Created, CreateRequest, Provider
@@ -98,7 +98,7 @@ class Launcher:
     async def provision(self, tenant: str, name: str) -> Instance:
         """Ask the provider for a recorded instance; asking again gives the same one."""
         instance = self._instances.get(tenant, name)
-        view = self._groups.view(tenant, instance.spec.group)
+        view = self._groups.view_of(instance)
         if view is None:
             raise FailedPrecondition(f"group {instance.spec.group!r} is gone")
         created = await self._provider.create_instance(self._request(instance, view))
@@ -176,8 +176,8 @@ class Launcher:
     def _args(
         self, configuration: Configuration, group: EffectiveGroup, instance: Instance
     ) -> Mapping[str, object]:
-        data = self._files.data(configuration, group, instance).mapping()
-        return {key: rendered_deep(value, data) for key, value in group.args.items()}
+        data = self._files.data(configuration, group, instance)
+        return {key: rendering.render_json(value, data) for key, value in group.args.items()}
 
     def _user_data(
         self, configuration: Configuration, group: EffectiveGroup, instance: Instance, nonce: str
@@ -187,8 +187,8 @@ class Launcher:
             return b""
         if userdata.is_url:
             raise FailedPrecondition("userdata from a URL is not fetched by this server; write it inline")
-        data = self._files.data(configuration, group, instance, nonce=nonce).mapping()
-        text = templates.compile(userdata.content).render(data).encode()
+        data = self._files.data(configuration, group, instance, nonce=nonce)
+        text = rendering.render_text(userdata.content, data).encode()
         match userdata.coding:
             case "base64":
                 return base64.b64encode(text)
