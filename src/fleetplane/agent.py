@@ -20,15 +20,15 @@ from fleetplane.domains.gpus.agent.link import DeviceLink
 from fleetplane.domains.gpus.agent.provider import Provider, ProviderPolicy
 from fleetplane.domains.gpus.agent.simulated import SimulatedLibrary
 from fleetplane.domains.gpus.agent.xids import ignored_xids
+from fleetplane.domains.instances import ids
 from fleetplane.domains.instances.agent import link
 from fleetplane.domains.instances.agent.identity_folder import IdentityFolder
 from fleetplane.domains.instances.agent.instance_agent import InstanceAgent
-from fleetplane.domains.instances.agent.instance_id import read_instance_id
 from fleetplane.domains.instances.agent.key_folder import KeyFolder
 from fleetplane.domains.instances.agent.machine import Machine, address_towards
 from fleetplane.domains.instances.agent.receive_folder import ReceiveFolder
 from fleetplane.domains.instances.agent.registration import Registrar, Self
-from fleetplane.domains.instances.agent.renewal import CertificateKeeper, Renewal
+from fleetplane.domains.instances.agent.renewal import CertificateKeeper, Renewal, ServerRenewal
 from fleetplane.domains.instances.agent.reporter import Reporter
 from fleetplane.domains.instances.agent.session import Node, Pauses
 from fleetplane.domains.instances.agent.spot import SpotSource, detect_spot
@@ -137,7 +137,7 @@ async def run_instance_agent(settings: InstanceAgentSettings) -> None:
     """Enrol this machine and serve it until SIGTERM or SIGINT."""
     logs.configure(level=settings.log_level, log_format=settings.log_format)
     log: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(instance=settings.instance_id)
-    read_instance_id(settings.instance_id)
+    ids.validate(settings.instance_id)
     for folder in (settings.identity_dir, settings.keys_dir, settings.recv_dir):
         _require_writable(folder)
     spot = detect_spot() if settings.spot_interval_seconds > 0 else None
@@ -183,7 +183,11 @@ def make_instance_agent(
         keys=KeyFolder(settings.keys_dir, mode=settings.keys_mode),
         reporter=reporter,
         keeper=CertificateKeeper(
-            folder=identity, instance_id=settings.instance_id, clock=clock, log=log, renewal=renewal
+            folder=identity,
+            instance_id=settings.instance_id,
+            clock=clock,
+            log=log,
+            renewal=renewal or ServerRenewal(),
         ),
         clock=clock,
         log=log,

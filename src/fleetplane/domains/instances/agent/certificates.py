@@ -1,7 +1,8 @@
 """When a certificate is fine, due for renewal, or useless. Pure.
 
 Renewal is due after two thirds of a certificate's life, which leaves a third of it for
-retries; after nine tenths it is urgent, because someone will have to act by hand soon.
+retries; after nine tenths it is urgent, because someone will have to act by hand soon. Machines
+that were made together would all ask together, so each asks a little later than that.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from cryptography.x509.oid import NameOID
 PrivateKey = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 
 DUE_AFTER: Final = 2 / 3
+SPREAD: Final = 1 / 20
+"""Of a life, over which the first attempts to renew are spread: 18 days of a year's certificate."""
 URGENT_AFTER: Final = 9 / 10
 
 
@@ -50,6 +53,10 @@ class Life:
         if spent >= URGENT_AFTER:
             return Age.URGENT
         return Age.DUE if spent >= DUE_AFTER else Age.FRESH
+
+    def renewal_at(self, jitter: float) -> float:
+        """When to ask for the next one; `jitter` is a number in [0, 1), from the clock."""
+        return self.start + (self.end - self.start) * (DUE_AFTER + SPREAD * jitter)
 
     def seconds_to_next_age(self, now: float) -> float | None:
         """Until `age` gives another answer; None when it never will."""

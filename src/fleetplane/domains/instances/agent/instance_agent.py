@@ -8,17 +8,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NoReturn
+from dataclasses import dataclass
+from typing import Final, NoReturn
 
 import grpc
 import grpc.aio
 
+from fleetplane.domains.instances.agent.certificates import Life
 from fleetplane.domains.instances.agent.identity_folder import Credentials, IdentityFolder
 from fleetplane.domains.instances.agent.link import LinkLost
 from fleetplane.domains.instances.agent.registration import Registrar
 from fleetplane.domains.instances.agent.reporter import watch_spot
 from fleetplane.domains.instances.agent.session import STEADY_SECONDS, Node, Session, to_the_end
 from fleetplane.domains.instances.agent.spot import SpotSource
+
+HAND_OVER_SECONDS: Final = 10.0
+"""For the connection with a renewed certificate to come up while the old one still carries the streams."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A connection, and how long the certificate lives that it was made with."""
+
+    channel: grpc.aio.Channel
+    life: Life
 
 
 class InstanceAgent:
@@ -66,24 +79,58 @@ class InstanceAgent:
         """Sessions, one after another; the waits between them grow until one lasts."""
         node = self._node
         failures = 0
+        successor: Line | None = None
         while True:
-            # Asked each time: a certificate may have run out, or a new nonce been put there.
-            await self._registrar.enrol()
-            credentials = await asyncio.to_thread(self._identity.credentials)
+            line = successor or await self._line()
+            successor = None
             began = node.clock.monotonic()
             delay = 0.0
             try:
-                await self._session(credentials)
+                successor = await self._session(line)
             except* LinkLost as lost:
                 failures = 1 if node.clock.monotonic() - began > STEADY_SECONDS else failures + 1
                 delay = node.backoff.delay_seconds(failures - 1, jitter=node.clock.random())
                 node.log.warning("server_lost", error=_first(lost), retry_in_seconds=round(delay, 2))
-            await node.clock.sleep(delay)
+            if successor is None:
+                await node.clock.sleep(delay)
 
-    async def _session(self, credentials: Credentials) -> None:
-        async with self._connect(credentials) as channel:
+    async def _line(self) -> Line:
+        """A connection as the identity folder allows it now."""
+        # Asked each time: a certificate may have run out, or a new nonce been put there.
+        await self._registrar.enrol()
+        credentials = await asyncio.to_thread(self._identity.credentials)
+        return Line(channel=self._connect(credentials), life=credentials.life)
+
+    async def _session(self, line: Line) -> Line | None:
+        """Serve on one connection; the one that takes its place, if that is up already."""
+        successor: Line | None = None
+
+        async def hand_over() -> None:
+            nonlocal successor
+            successor = await self._ready_line()
+
+        async with line.channel as channel:
             self.sessions += 1
-            await Session(channel, self._node, credentials.life).run()
+            try:
+                await Session(channel, self._node, line.life).run(hand_over)
+            except BaseException:
+                if successor is not None:
+                    await successor.channel.close()
+                raise
+        return successor
+
+    async def _ready_line(self) -> Line | None:
+        line = await self._line()
+        try:
+            async with asyncio.timeout(HAND_OVER_SECONDS):
+                await line.channel.channel_ready()
+        except BaseException as error:
+            await line.channel.close()
+            if isinstance(error, TimeoutError):
+                self._node.log.warning("hand_over_failed", seconds=HAND_OVER_SECONDS)
+                return None
+            raise
+        return line
 
 
 def _first(group: BaseExceptionGroup[LinkLost]) -> str:

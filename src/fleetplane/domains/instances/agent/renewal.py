@@ -1,7 +1,8 @@
 """Keeping the certificate from running out.
 
-When is decided in `certificates`; how is a `Renewal`, for which the protocol has no method of
-its own. Without one the agent says in its log, early and then louder, that someone must act.
+When is decided in `certificates`; how is a `Renewal`. The protocol has no method for it, so ours
+is asked for under a name of its own. Of a server that does not know it, and without one at all,
+the agent says in its log, early and then louder, that someone must act.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import structlog
 from fleetplane.domains.instances.agent import certificates, link
 from fleetplane.domains.instances.agent.certificates import Age, Life
 from fleetplane.domains.instances.agent.identity_folder import IdentityFolder
+from fleetplane.gen.fleetplane.instances.v1 import renewal_pb2, renewal_pb2_grpc
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.errors import FleetplaneError, Unimplemented
 
 LOOK_AGAIN_SECONDS: Final = 6 * 3600.0
 """The longest sleep between two looks: the wall clock may be set meanwhile."""
@@ -28,8 +30,51 @@ RETRY: Final = Backoff(first_seconds=60.0, ceiling_seconds=1800.0)
 
 class Renewal(Protocol):
     async def renew(self, channel: grpc.aio.Channel, public_key_pem: bytes) -> bytes:
-        """A new certificate in PEM for the key that the channel's present one is for."""
+        """A new certificate in PEM for the key that the channel's present one is for.
+
+        Raises NoSuchMethod if this server has no way to renew.
+        """
         ...
+
+
+class NoSuchMethod(Unimplemented):
+    """The server speaks the protocol as it was first written."""
+
+    reason = "NO_RENEWAL"
+
+
+class ServerRenewal:
+    """Asks the server that the agent is connected to."""
+
+    def __repr__(self) -> str:
+        return "<ServerRenewal>"
+
+    async def renew(self, channel: grpc.aio.Channel, public_key_pem: bytes) -> bytes:
+        request = renewal_pb2.RenewCertificateRequest(public_key_pem=public_key_pem)
+        stub = renewal_pb2_grpc.AgentRenewalStub(channel)
+        try:
+            answer = await stub.RenewCertificate(request, timeout=link.CALL_LIMIT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise NoSuchMethod("this server does not renew certificates") from error
+            raise
+        pem: bytes = answer.client_certificate_pem
+        return pem
+
+
+class ServerRenewal:
+    """Asks the server, for the same key: who holds it is who we are."""
+
+    def __repr__(self) -> str:
+        return "<ServerRenewal>"
+
+    async def renew(self, channel: grpc.aio.Channel, public_key_pem: bytes) -> bytes:
+        stub = renewal_pb2_grpc.AgentRenewalStub(channel)
+        request = renewal_pb2.RenewCertificateRequest(public_key_pem=public_key_pem)
+        answer: renewal_pb2.RenewCertificateResponse = await stub.RenewCertificate(
+            request, timeout=link.CALL_LIMIT_SECONDS
+        )
+        return answer.client_certificate_pem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +88,8 @@ class CertificateKeeper:
 
     async def until_renewed(self, channel: grpc.aio.Channel, life: Life) -> None:
         """Return once a newer certificate is on disk, which takes a new connection to use."""
+        renewal = self.renewal
+        renewal_at = life.renewal_at(self.clock.random())
         attempt = 0
         told = Age.FRESH
         while True:
@@ -50,13 +97,20 @@ class CertificateKeeper:
             age = life.age(now)
             if age is not told:
                 told = age
-                self._tell(age, life.end - now)
+                self._tell(age, life.end - now, renewing=renewal is not None)
             wait = min(life.seconds_to_next_age(now) or LOOK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS)
-            if self.renewal is not None and age in (Age.DUE, Age.URGENT):
-                if await self._renewed(self.renewal, channel):
-                    return
-                wait = min(wait, self.retry.delay_seconds(attempt, jitter=self.clock.random()))
-                attempt += 1
+            if renewal is not None and age is not Age.OVER:
+                if now < renewal_at:
+                    wait = min(wait, renewal_at - now)
+                else:
+                    try:
+                        if await self._renewed(renewal, channel):
+                            return
+                    except NoSuchMethod as error:
+                        self.log.warning("renewal_unknown", error=error.message)
+                        renewal = None  # until the next connection, which may be to another server
+                    wait = min(wait, self.retry.delay_seconds(attempt, jitter=self.clock.random()))
+                    attempt += 1
             await self.clock.sleep(wait)
 
     async def _renewed(self, renewal: Renewal, channel: grpc.aio.Channel) -> bool:
@@ -64,6 +118,8 @@ class CertificateKeeper:
         try:
             pem = await renewal.renew(channel, certificates.public_pem(key))
             await asyncio.to_thread(self.folder.store_certificate, pem, self.instance_id)
+        except NoSuchMethod:
+            raise
         except grpc.aio.AioRpcError as error:
             self.log.warning("renewal_failed", error=link.words(error))
             return False
@@ -73,14 +129,14 @@ class CertificateKeeper:
         self.log.info("certificate_renewed")
         return True
 
-    def _tell(self, age: Age, seconds_left: float) -> None:
+    def _tell(self, age: Age, seconds_left: float, *, renewing: bool) -> None:
         hours = round(seconds_left / 3600, 1)
         match age:
             case Age.FRESH:
                 self.log.info("certificate_fresh", hours_left=hours)
             case Age.DUE:
-                tell = self.log.warning if self.renewal is None else self.log.info
-                tell("certificate_due", hours_left=hours, renewing=self.renewal is not None)
+                tell = self.log.info if renewing else self.log.warning
+                tell("certificate_due", hours_left=hours, renewing=renewing)
             case Age.URGENT:
                 self.log.warning("certificate_ends_soon", hours_left=hours)
             case Age.OVER:

@@ -74,8 +74,11 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session of {self._node.instance_id}>"
 
-    async def run(self) -> None:
-        """Until a renewed certificate asks for a new connection. A lost one is an error, LinkLost."""
+    async def run(self, hand_over: Callable[[], Awaitable[None]]) -> None:
+        """Until a renewed certificate asks for a new connection. A lost one is an error, LinkLost.
+
+        The streams stay open until `hand_over` returns: whoever comes next is ready by then.
+        """
         pauses = self._node.pauses
         async with asyncio.TaskGroup() as tasks:
             streams = [
@@ -86,6 +89,7 @@ class Session:
                 reports = self._keep_open("reports", self._reports, pauses.reports_seconds)
                 streams.append(tasks.create_task(reports))
             await self._node.keeper.until_renewed(self._channel, self._life)
+            await hand_over()
             for stream in streams:
                 stream.cancel()
 
