@@ -158,6 +158,11 @@ class AgentStatus(Spec, frozen=True):
     health: AgentHealth | None = None
     reasons: tuple[str, ...] = ()
     """Why it is degraded or offline."""
+    state_changed_at_ns: int = 0
+    connected_at_ns: int | None = None
+    """When it last came from being offline; whoever reads one version alone can tell by it, and by
+    the next one, whether this very write is the news."""
+    disconnected_at_ns: int | None = None
 
 
 class AgentTokenSpec(Spec, frozen=True):
@@ -203,7 +208,6 @@ class CertificateSpec(Spec, frozen=True):
     domain: str
     provider: str
     auto_renew: bool
-    dns_credential_id: str | None = None
 
 
 class CertificateStatus(Spec, frozen=True):
