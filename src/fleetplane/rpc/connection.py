@@ -44,6 +44,12 @@ class Connection:
         return client[0] if client else "unix"
 
     @property
+    def tls_version(self) -> int | None:
+        """As it stands in the handshake, such as 0x0304 for TLS 1.3; None where we did not end TLS."""
+        tls = self._scope["extensions"].get("tls")
+        return tls["tls_version"] if tls else None
+
+    @property
     def certificates(self) -> tuple[str, ...]:
         """The client's verified certificate chain, leaf first, each in PEM; empty without one."""
         tls = self._scope["extensions"].get("tls")

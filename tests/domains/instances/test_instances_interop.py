@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -172,6 +173,17 @@ async def test_a_wrong_nonce_is_refused_with_the_code_of_the_protocol(
                 )
         assert caught.value.code == code
         assert message in caught.value.message
+
+
+async def test_tls_1_2_is_refused_on_every_listener(tmp_path: Path) -> None:
+    async with lab(tmp_path, document()) as place:
+        context = tls_context(place.ca)
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises((GrpcFailed, OSError)) as caught:
+            async with connect(place.addresses["registration"], context) as channel:
+                await channel.unary("/nstance.v1.RegistrationService/RegisterAgent", b"")
+        if isinstance(caught.value, GrpcFailed):
+            assert (caught.value.code, caught.value.message) == (16, "TLS 1.3 is required")
 
 
 # Files and keys

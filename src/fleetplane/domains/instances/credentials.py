@@ -27,6 +27,7 @@ from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.rpc import Authenticator, Connection
 
+TLS_1_3 = 0x0304
 ROLE_OID = "1.3.6.1.4.1.999999.1"
 DEFAULT_LIFE_HOURS = 8760.0  # a year: longer than any forced expiry that makes sense
 NONCE_ISSUER = "nstance-server"
@@ -45,6 +46,7 @@ def authenticator(role: ClientRole, revocations: Revocations) -> Authenticator:
     """Who presents this certificate, if it may use a listener for `role`."""
 
     def authenticate(connection: Connection) -> Principal:
+        require_tls13(connection)
         identity = peer_identity(connection.certificates)
         have = identity.extension_text(ROLE_OID)
         if not identity.common_name or len(identity.organizations) != 1 or not have:
@@ -58,6 +60,17 @@ def authenticator(role: ClientRole, revocations: Revocations) -> Authenticator:
         )
 
     return authenticate
+
+
+def anonymous(connection: Connection) -> Principal:
+    """Anyone, over TLS 1.3: who registers has nothing to show yet."""
+    require_tls13(connection)
+    return Principal(name="anonymous", roles=frozenset())
+
+
+def require_tls13(connection: Connection) -> None:
+    if connection.tls_version is not None and connection.tls_version < TLS_1_3:
+        raise Unauthenticated("TLS 1.3 is required")
 
 
 def principal_name(role: ClientRole, tenant: str, client: str) -> str:

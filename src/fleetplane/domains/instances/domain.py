@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from fleetplane.domains.blueprint import Blueprint, Kernel, Service
 from fleetplane.domains.instances.admin_service import AdminService
 from fleetplane.domains.instances.agent_service import AgentService
-from fleetplane.domains.instances.credentials import ClientRole, authenticator
+from fleetplane.domains.instances.credentials import ClientRole, anonymous, authenticator
 from fleetplane.domains.instances.error_feed import ErrorFeed
 from fleetplane.domains.instances.files import Addresses, FileMaker, Secrets
 from fleetplane.domains.instances.groups import Groups
@@ -201,6 +201,7 @@ class InstanceDomain:
     def authenticators(self) -> Mapping[str, Mapping[Authentication, Authenticator]]:
         """By listener: each role has its own."""
         return {
+            REGISTRATION: {Authentication.ANONYMOUS: anonymous},
             AGENT: {Authentication.CERTIFICATE: authenticator(ClientRole.AGENT, self._revocations)},
             OPERATOR: {Authentication.CERTIFICATE: authenticator(ClientRole.OPERATOR, self._revocations)},
         }
