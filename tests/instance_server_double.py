@@ -25,6 +25,7 @@ from cryptography.x509.oid import NameOID
 from google.protobuf.empty_pb2 import Empty
 from throwaway_ca import ThrowawayCa
 
+from fleetplane.gen.fleetplane.instances.v1 import renewal_pb2
 from fleetplane.gen.nstance.v1 import agent_pb2, operator_pb2, registration_pb2
 from fleetplane.kernel.access import AccessTable, Principal
 from fleetplane.kernel.clock import SystemClock
@@ -42,6 +43,7 @@ from fleetplane.rpc import (
 )
 
 INSTANCE_ID = "abc06awcb4f5hzmfey7qwt7s8a6q4"
+RENEWAL = "fleetplane.instances.v1.AgentRenewal"
 AGENT = "nstance.v1.AgentService"
 OPERATOR = "nstance.v1.OperatorService"
 REGISTRATION = "nstance.v1.RegistrationService"
@@ -110,7 +112,11 @@ class Stream:
 
 
 class InstanceServerDouble:
-    def __init__(self, folder: Path, *, ca: ThrowawayCa | None = None, server_key: str = "p256") -> None:
+    def __init__(
+        self, folder: Path, *, ca: ThrowawayCa | None = None, server_key: str = "p256", renews: bool = True
+    ) -> None:
+        self.renews = renews
+        """The protocol's first server knows no renewal."""
         self.ca = ca or ThrowawayCa()
         folder.mkdir(exist_ok=True, parents=True)
         self._authority = folder / "ca.crt"
@@ -134,6 +140,7 @@ class InstanceServerDouble:
         self.submissions: list[agent_pb2.PublicKeysRequest] = []
         self.files: list[Stream] = []
         self.keys: list[Stream] = []
+        self.renewals: list[bytes] = []
         self.groups: list[operator_pb2.GroupEvent] = []
         self.callers: set[str] = set()
         self._end_reports = asyncio.Event()
@@ -148,7 +155,8 @@ class InstanceServerDouble:
     async def start(self) -> None:
         self._end_reports = asyncio.Event()
         await self._listen("registration", self._registration(), client_certificate="none")
-        await self._listen("agent", self._agent(), client_certificate="required")
+        agents = [self._agent(), self._renewal()] if self.renews else [self._agent()]
+        await self._listen("agent", *agents, client_certificate="required")
         await self._listen("operator", self._operator(), client_certificate="required")
 
     async def stop(self) -> None:
@@ -164,12 +172,12 @@ class InstanceServerDouble:
         self._end_reports.set()
         self._end_reports = asyncio.Event()
 
-    async def _listen(self, name: str, service: Service, *, client_certificate: Any) -> None:
-        path, handlers = service
+    async def _listen(self, name: str, *services: Service, client_certificate: Any) -> None:
         anonymous = client_certificate == "none"
         kind = Authentication.ANONYMOUS if anonymous else Authentication.CERTIFICATE
         rows = [
             MethodRow(path=f"/{path}/{method}", listener=name, authentication=kind, permission=None)
+            for path, handlers in services
             for method in handlers
         ]
         app = GrpcApp(
@@ -183,7 +191,8 @@ class InstanceServerDouble:
             clock=SystemClock(),
             statistics=CallStatistics(),
         )
-        app.add_registered_method_handlers(path, handlers)
+        for path, handlers in services:
+            app.add_registered_method_handlers(path, handlers)
         app.seal()
         tls = TlsFiles(
             certificate=self._certificate,
@@ -287,6 +296,21 @@ class InstanceServerDouble:
     async def _read_reports(self, requests: AsyncIterator[bytes]) -> None:
         async for raw in requests:
             self.raw_reports.append(bytes(raw))
+
+    def _renewal(self) -> Service:
+        handler = grpc.unary_unary_rpc_method_handler(
+            self._renew,
+            request_deserializer=renewal_pb2.RenewCertificateRequest.FromString,
+            response_serializer=renewal_pb2.RenewCertificateResponse.SerializeToString,
+        )
+        return RENEWAL, {"RenewCertificate": handler}
+
+    async def _renew(self, request: renewal_pb2.RenewCertificateRequest, context: Any) -> Any:
+        self.renewals.append(request.public_key_pem)
+        key = serialization.load_pem_public_key(request.public_key_pem)
+        assert isinstance(key, ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey)
+        pem = self.ca.client(key, context.principal.name)
+        return renewal_pb2.RenewCertificateResponse(client_certificate_pem=pem)
 
     # Operators
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import uuid
 
 import pytest
 from hypothesis import given
@@ -21,7 +20,6 @@ from fleetplane.domains.instances.agent.enrolment import (
     next_step,
     nonce_state,
 )
-from fleetplane.domains.instances.agent.instance_id import ALPHABET, read_instance_id
 from fleetplane.domains.instances.agent.nonce import BadNonce, read_nonce
 from fleetplane.domains.instances.agent.patch import (
     PATCH_FILES_LIMIT,
@@ -210,25 +208,3 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 @given(st.integers(0, 10**9))
 def test_a_duration_survives_being_written_and_read(seconds: int) -> None:
     assert parse_duration(format_duration(seconds)) == seconds
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("abc06awcb4f5hzmfey7qwt7s8a6q4", "0195c62c-8f2c-7f47-bbc7-bf347ca146b9"),
-        ("knd0000000001r010000000000000", "00000000-0000-7000-8000-000000000000"),
-        ("knd06bgm7733st2576nx5jht4ecjw", "01970a1c-e31e-7422-9cd5-e9651d11cc97"),
-    ],
-)
-def test_published_ids_decode(text: str, value: str) -> None:
-    assert read_instance_id(text) == (text[:3], uuid.UUID(value))
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "abc", "ABC06awcb4f5hzmfey7qwt7s8a6q4", "ab106awcb4f5hzmfey7qwt7s8a6q4", INSTANCE_ID + "0",
-     INSTANCE_ID[:-1] + "5", INSTANCE_ID[:-1] + "u", "abc" + ALPHABET[0] * 26],
-)  # fmt: skip
-def test_what_is_no_id_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument):
-        read_instance_id(text)

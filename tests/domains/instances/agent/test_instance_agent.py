@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import os
 import stat
+from pathlib import Path
 
 import grpc
 import pytest
@@ -15,7 +16,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from domains.instances.agent.agent_rig import Rig
-from instance_server_double import INSTANCE_ID, InstanceServerDouble, commit, file, make_nonce, until
+from instance_server_double import (
+    INSTANCE_ID,
+    InstanceServerDouble,
+    commit,
+    file,
+    instance_server,
+    make_nonce,
+    until,
+)
 
 from fleetplane.domains.instances.agent.spot import Notice
 from fleetplane.gen.nstance.v1 import agent_pb2
@@ -300,31 +309,26 @@ async def test_an_error_is_json_safe_and_short(rig: Rig, server: InstanceServerD
     assert len(name.encode()) < 255
 
 
-class Reissue:
-    """Renews by asking the double's authority."""
-
-    def __init__(self, server: InstanceServerDouble) -> None:
-        self.server = server
-        self.asked = 0
-
-    async def renew(self, channel: grpc.aio.Channel, public_key_pem: bytes) -> bytes:
-        self.asked += 1
-        key = serialization.load_pem_public_key(public_key_pem)
-        assert isinstance(key, ed25519.Ed25519PublicKey)
-        return self.server.ca.client(key, INSTANCE_ID)
-
-
 async def test_a_renewed_certificate_is_used_on_a_new_connection(
     rig: Rig, server: InstanceServerDouble
 ) -> None:
     server.certificate_started_ago = dt.timedelta(hours=20)
     server.certificate_life = dt.timedelta(hours=4)
-    renewal = Reissue(server)
-    async with rig.running(renewal=renewal) as agent:
-        await until(lambda: agent.sessions == 2 and server.files and server.keys)
-        first = x509.load_pem_x509_certificate(rig.read("identity.crt"))
-        await until(lambda: server.report_streams >= 1)
-        assert agent.sessions == 2
-    assert renewal.asked == 1
-    assert first.not_valid_after_utc > dt.datetime.now(dt.UTC) + dt.timedelta(hours=20)
+    async with rig.running() as agent:
+        await until(lambda: agent.sessions == 2 and server.files and server.keys and server.raw_reports)
+    kept = x509.load_pem_x509_certificate(rig.read("identity.crt"))
+    assert kept.not_valid_after_utc > dt.datetime.now(dt.UTC) + dt.timedelta(hours=20)
+    assert server.renewals == [rig.read("identity.pub")]
     assert len(server.registrations) == 1
+
+
+async def test_a_server_that_cannot_renew_is_served_all_the_same(tmp_path: Path) -> None:
+    async with instance_server(tmp_path / "server", renews=False) as server:
+        rig = Rig(tmp_path, server)
+        server.certificate_started_ago = dt.timedelta(hours=20)
+        server.certificate_life = dt.timedelta(hours=4)
+        with structlog.testing.capture_logs() as logged:
+            async with rig.running() as agent:
+                await until(lambda: any(entry["event"] == "renewal_unknown" for entry in logged))
+                await until(lambda: server.raw_reports)
+                assert agent.sessions == 1

@@ -101,7 +101,7 @@ def test_missing_settings_are_a_usage_error_that_names_the_variable(
     [
         ("--report-interval", "21d", "is no duration"),
         ("--recv-mode", "0999", "is no file mode"),
-        ("--instance-id", "nobody", "is no instance id"),
+        ("--instance-id", "nobody", "an instance id has"),
         ("--keys-dir", "/nonexistent/keys", "is no folder"),
     ],
 )

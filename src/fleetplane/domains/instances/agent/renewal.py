@@ -62,21 +62,6 @@ class ServerRenewal:
         return pem
 
 
-class ServerRenewal:
-    """Asks the server, for the same key: who holds it is who we are."""
-
-    def __repr__(self) -> str:
-        return "<ServerRenewal>"
-
-    async def renew(self, channel: grpc.aio.Channel, public_key_pem: bytes) -> bytes:
-        stub = renewal_pb2_grpc.AgentRenewalStub(channel)
-        request = renewal_pb2.RenewCertificateRequest(public_key_pem=public_key_pem)
-        answer: renewal_pb2.RenewCertificateResponse = await stub.RenewCertificate(
-            request, timeout=link.CALL_LIMIT_SECONDS
-        )
-        return answer.client_certificate_pem
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateKeeper:
     folder: IdentityFolder
