@@ -50,13 +50,21 @@ class Tokens:
             record = msgspec.msgpack.decode(self._master.open(sealed, purpose=name), type=TokenRecord)
             self._by_digest[record.digest] = record
 
-    async def create(self, name: str, *, roles: frozenset[Role], scope: str = EVERYWHERE, actor: str) -> str:
-        """A new token. This is the only time it can be read."""
+    async def create(
+        self,
+        name: str,
+        *,
+        roles: frozenset[Role],
+        scope: str = EVERYWHERE,
+        actor: str,
+        prefix: str = PREFIX,
+    ) -> str:
+        """A new token. This is the only time it can be read; `prefix` tells scanners whose it is."""
         if not name or len(name) > NAME_LIMIT:
             raise InvalidArgument(f"name must have 1 to {NAME_LIMIT} characters", field="name")
         if any(record.name == name for record in self._by_digest.values()):
             raise AlreadyExists(f"there is a token named {name!r} already", field="name")
-        token = PREFIX + base64.urlsafe_b64encode(self._clock.token_bytes(TOKEN_BYTES)).rstrip(b"=").decode()
+        token = prefix + base64.urlsafe_b64encode(self._clock.token_bytes(TOKEN_BYTES)).rstrip(b"=").decode()
         record = TokenRecord(
             name=name,
             digest=_digest(token),
