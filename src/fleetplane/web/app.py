@@ -1,0 +1,168 @@
+"""The Litestar application of a route table.
+
+Litestar finds the route and speaks ASGI; here is what happens around every handler, always in
+this order: who calls, where the thing lies and whether they may, read the body, do, answer.
+Errors of the one tree become the envelope here, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Generic
+
+import msgspec
+import structlog
+from litestar import Litestar, Request, Response
+from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
+
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FleetplaneError, NotFound
+from fleetplane.web import bodies
+from fleetplane.web.gateway import ARRIVAL, App, Arrival, Gateway
+from fleetplane.web.idempotency import Answers, Kept
+from fleetplane.web.problems import Code, MethodNotAllowed, Problem, Rejected, refusal
+from fleetplane.web.routes import C, Call, Gate, Route, RouteTable
+
+log = structlog.get_logger(__name__)
+
+JSON = "application/json"
+_ENCODER = msgspec.json.Encoder()
+AnyRequest = Request[Any, Any, Any]
+
+
+class Desk(Generic[C]):
+    """Runs the handlers of one table."""
+
+    def __init__(self, gate: Gate[C], answers: Answers) -> None:
+        self._gate = gate
+        self._answers = answers
+
+    async def serve(self, route: Route, request: AnyRequest) -> Response[bytes]:
+        arrival: Arrival[C] = request.scope[ARRIVAL]  # type: ignore[literal-required]
+        path = {name: str(value) for name, value in request.path_params.items()}
+        scope = ""
+        if not route.public:
+            if arrival.caller is None:
+                assert arrival.refused is not None
+                raise arrival.refused
+            scope = self._gate.admit(arrival.caller, route.permission, path)
+        body = await request.body()
+        call = Call(
+            request_id=arrival.request_id,
+            address=arrival.address,
+            scope=scope,
+            path=path,
+            query=_query(request),
+            headers=request.headers,
+            body=_shaped(route, body, request.headers),
+            _caller=arrival.caller,
+        )
+        key = request.headers.get("idempotency-key")
+        if key is None or route.method != "POST" or arrival.caller is None:
+            return await self._answer(route, call)
+        digest = self._answers.digest(arrival.caller.name, f"POST {request.url.path}", key)
+        return await self._once(route, call, digest, body)
+
+    async def _once(self, route: Route, call: Call[C], digest: str, body: bytes) -> Response[bytes]:
+        with self._answers.running(digest):
+            kept = await self._answers.find(digest, body)
+            if kept is not None:
+                return _replayed(kept)
+            answer = await self._answer(route, call)
+            await self._answers.keep(
+                digest, body, status=answer.status_code or route.status,
+                headers=answer.headers, answer=answer.content,
+            )  # fmt: skip
+            return answer
+
+    async def _answer(self, route: Route, call: Call[C]) -> Response[bytes]:
+        answer = await route.handler(call)
+        content = b"" if route.answer is None else _ENCODER.encode(answer.content)
+        return Response(
+            content,
+            status_code=route.status,
+            media_type=JSON if content else None,
+            headers={"cache-control": "no-store", **answer.headers},
+        )
+
+
+def _replayed(kept: Kept) -> Response[bytes]:
+    headers = {**kept.headers, "idempotency-replayed": "true"}
+    return Response(kept.body, status_code=kept.status, media_type=JSON, headers=headers)
+
+
+def _query(request: AnyRequest) -> dict[str, str]:
+    """Single values; a parameter given twice could mean either, and is refused."""
+    found: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name in found:
+            raise Rejected(Problem(field=name, message="Given more than once"))
+        found[name] = str(value)
+    return found
+
+
+def _shaped(route: Route, body: bytes, headers: Mapping[str, str]) -> Any:
+    if route.body is None or (route.body_optional and not body):
+        return None
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if body and kind != JSON and not kind.endswith("+json"):
+        raise Rejected(Problem(field="content-type", message=f"Must be {JSON}", code=Code.INCOMPATIBLE))
+    return bodies.decode(body, route.body)
+
+
+def application(
+    table: RouteTable,
+    *,
+    gate: Gate[C],
+    answers: Answers,
+    clock: Clock,
+    requests_per_minute: int,
+    debug: bool = False,
+) -> App:
+    """Everything of one table, ready to be mounted at its prefix."""
+    desk = Desk(gate, answers)
+    site = Litestar(
+        route_handlers=[_bound(desk, table.prefix, route) for route in table.routes],
+        exception_handlers={HTTPException: _framework_error, Exception: _error},
+        openapi_config=None,
+        logging_config=None,
+        debug=debug,
+    )
+    return Gateway(site, gate, clock, requests_per_minute=requests_per_minute)  # type: ignore[arg-type]
+
+
+def _bound(desk: Desk[C], prefix: str, route: Route) -> HTTPRouteHandler:
+    async def handle(request: AnyRequest) -> Response[bytes]:
+        return await desk.serve(route, request)
+
+    return HTTPRouteHandler(
+        prefix + route.path.replace("}", ":str}"),
+        http_method=[route.method],  # type: ignore[list-item]  # the table's words are HTTP's
+        status_code=route.status,
+        name=route.name,
+    )(handle)
+
+
+def _error(request: AnyRequest, error: Exception) -> Response[bytes]:
+    arrival: Arrival[Any] = request.scope[ARRIVAL]  # type: ignore[literal-required]
+    told = refusal(error, arrival.request_id)
+    if not isinstance(error, FleetplaneError) or told.status == 500:
+        log.error("web.failed", request_id=arrival.request_id, path=request.url.path, exc_info=error)
+    return Response(told.body, status_code=told.status, headers=told.headers, media_type=JSON)
+
+
+def _framework_error(request: AnyRequest, error: HTTPException) -> Response[bytes]:
+    """What Litestar itself refuses: unknown paths and methods, unreadable requests."""
+    meaning: Exception = error
+    match error.status_code:
+        case 404:
+            meaning = NotFound(f"there is nothing at {request.url.path}")
+        case 405:
+            meaning = MethodNotAllowed(f"{request.method} is not allowed here")
+        case 400 | 413:
+            meaning = Rejected(Problem(field="", message=error.detail))
+    answer = _error(request, meaning)
+    if error.headers:
+        answer.headers.update(error.headers)
+    return answer

@@ -1,0 +1,144 @@
+"""What every request under a prefix passes before it reaches its route.
+
+A bare ASGI application around another: gives the request its id, finds out who calls, counts
+it against the caller's rate, bounds its body, and puts the customary headers on every answer,
+also on those that no route gave. Knows no framework.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Generic
+
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unauthenticated
+from fleetplane.web.bodies import BODY_LIMIT_BYTES
+from fleetplane.web.problems import Code, Problem, Refusal, Rejected, refusal
+from fleetplane.web.rate import Allowance, RateLimit
+from fleetplane.web.routes import C, Gate
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+REQUESTS_PER_MINUTE = 1000
+ARRIVAL = "fleetplane.arrival"
+"""The key in an ASGI scope under which the rest of the server finds what was found out here."""
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,64}")
+_TOO_LONG = Problem(field="", message=f"The body is longer than {BODY_LIMIT_BYTES} bytes", code=Code.TOO_LONG)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival(Generic[C]):
+    request_id: str
+    address: str
+    caller: C | None
+    refused: Unauthenticated | None
+    """Why there is no caller."""
+
+
+class Gateway(Generic[C]):
+    def __init__(
+        self, app: App, gate: Gate[C], clock: Clock, *, requests_per_minute: int = REQUESTS_PER_MINUTE
+    ) -> None:
+        self._app = app
+        self._gate = gate
+        self._clock = clock
+        self.rate = RateLimit(requests_per_minute)
+
+    def __repr__(self) -> str:
+        return f"<Gateway {self.rate!r}>"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        arrival = self._arrival(scope, headers)
+        allowance = self.rate.take(
+            arrival.caller.name if arrival.caller else f"address/{arrival.address}",
+            now=self._clock.now_ns() / 1e9,
+        )
+        send = self._with_headers(send, arrival.request_id, allowance, tls=scope.get("scheme") == "https")
+        if (error := _unwelcome(headers, allowance)) is not None:
+            await _send(send, refusal(error, arrival.request_id))
+            return
+        scope[ARRIVAL] = arrival
+        await self._app(scope, _bounded(receive), send)
+
+    def _arrival(self, scope: Scope, headers: dict[bytes, bytes]) -> Arrival[C]:
+        client = scope.get("client")
+        caller, refused = None, None
+        authorization = headers.get(b"authorization")
+        try:
+            caller = self._gate.authenticate(authorization.decode("latin-1") if authorization else None)
+        except Unauthenticated as error:
+            refused = error
+        given = headers.get(b"x-request-id", b"")
+        request_id = (
+            given.decode("ascii")
+            if _REQUEST_ID.fullmatch(given)
+            else f"req-{self._clock.token_bytes(9).hex()}"
+        )
+        return Arrival(
+            request_id=request_id,
+            address=client[0] if client and client[0] else "unix",
+            caller=caller,
+            refused=refused,
+        )
+
+    def _with_headers(self, send: Send, request_id: str, allowance: Allowance, *, tls: bool) -> Send:
+        reset = self._clock.now_ns() // 1_000_000_000 + int(allowance.reset_seconds) + 1
+        extra = [
+            (b"x-request-id", request_id.encode()),
+            (b"x-ratelimit-limit", str(allowance.limit).encode()),
+            (b"x-ratelimit-remaining", str(allowance.remaining).encode()),
+            (b"x-ratelimit-reset", str(reset).encode()),
+            (b"x-content-type-options", b"nosniff"),
+        ]
+        if tls:
+            extra.append((b"strict-transport-security", b"max-age=31536000"))
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *extra]
+            await send(message)
+
+        return sending
+
+
+def _unwelcome(headers: dict[bytes, bytes], allowance: Allowance) -> FleetplaneError | None:
+    if not allowance.allowed:
+        return ResourceExhausted(
+            f"more than {allowance.limit} requests a minute", retry_after_seconds=allowance.reset_seconds
+        )
+    length = headers.get(b"content-length", b"0")
+    if not length.isdigit() or int(length[:12]) > BODY_LIMIT_BYTES:
+        return Rejected(_TOO_LONG)
+    return None
+
+
+def _bounded(receive: Receive) -> Receive:
+    """A body that says nothing of its length is counted as it comes."""
+    seen = 0
+
+    async def receiving() -> Message:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > BODY_LIMIT_BYTES:
+            raise Rejected(_TOO_LONG)
+        return message
+
+    return receiving
+
+
+async def _send(send: Send, answer: Refusal) -> None:
+    headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+    headers.append((b"content-length", str(len(answer.body)).encode()))
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})

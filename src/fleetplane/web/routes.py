@@ -1,0 +1,148 @@
+"""The route table: for every route its caller, its permission, its shapes and its words.
+
+One table serves the dispatcher, the access check and the OpenAPI document, so none of the
+three can forget a route. Knows no framework and no domain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from fleetplane.kernel.access import Permission
+from fleetplane.kernel.errors import SettingsError
+from fleetplane.kernel.resources import AnyResource
+
+
+class Caller(Protocol):
+    """Who calls, as the bearer token proved it."""
+
+    @property
+    def name(self) -> str:
+        """Stable and unique: rates and idempotency keys are kept by it."""
+
+
+C = TypeVar("C", bound=Caller)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call(Generic[C]):
+    """One request, after everything that every route has in common was seen to."""
+
+    request_id: str
+    address: str
+    """The other end's host."""
+    scope: str
+    """Where the thing named by the path lies; empty for paths that name none."""
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: Any
+    """As the route's shape; typed by the handler that takes it apart."""
+    _caller: C | None = None
+
+    @property
+    def caller(self) -> C:
+        assert self._caller is not None, "a public route has no caller"
+        return self._caller
+
+    @property
+    def user_agent(self) -> str:
+        return self.headers.get("user-agent", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer(Generic[T]):
+    content: T
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[[Call[Any]], Awaitable[Answer[Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """One parameter of a query, for the document."""
+
+    name: str
+    summary: str
+    kind: str = "string"
+    choices: Sequence[str] = ()
+    default: str | int | None = None
+    low: int | None = None
+    high: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    method: str
+    path: str
+    """Below the table's prefix, with `{name}` for parameters."""
+    handler: Handler
+    summary: str
+    tag: str
+    public: bool = False
+    """Without a caller: only what makes one."""
+    permission: Permission | None = None
+    """Asked in the scope of what the path names; None for what every caller may do."""
+    body: Any = None
+    """The shape of the request's body."""
+    body_optional: bool = False
+    answer: Any = None
+    """The shape of the answer; None for an empty one."""
+    status: int = 200
+    query: Sequence[Query] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+class Gate(Protocol[C]):
+    """The domain's own part: who calls, and may they."""
+
+    def authenticate(self, authorization: str | None) -> C:
+        """The caller; raises `Unauthenticated`."""
+
+    def admit(self, caller: C, permission: Permission | None, path: Mapping[str, str]) -> str:
+        """The scope of what the path names; raises `NotFound` or `PermissionDenied`."""
+
+
+class RouteTable:
+    """Every route once; refuses two for the same request, and routes that forgot their permission."""
+
+    def __init__(self, prefix: str, routes: Iterable[Route]) -> None:
+        self.prefix = prefix
+        self.routes = tuple(routes)
+        seen: set[str] = set()
+        for route in self.routes:
+            if route.name in seen:
+                raise SettingsError(f"two routes for {route.name}")
+            seen.add(route.name)
+            if "{" in route.path and not route.public and route.permission is None:
+                raise SettingsError(f"{route.name} names a thing, but no permission")
+
+    @property
+    def permissions(self) -> set[Permission]:
+        return {route.permission for route in self.routes if route.permission is not None}
+
+    def __repr__(self) -> str:
+        return f"<RouteTable {self.prefix} routes={len(self.routes)}>"
+
+
+# Optimistic concurrency.
+
+
+def etag(resource: AnyResource) -> str:
+    """Changes with the spec of this incarnation, not with what an agent reports about itself."""
+    return f'W/"{resource.uid[:12]}-{resource.generation}"'
+
+
+def matches(condition: str | None, resource: AnyResource) -> bool:
+    """Whether an `If-Match` header, if there is one, names this version."""
+    if condition is None or condition.strip() == "*":
+        return True
+    wanted = etag(resource).removeprefix("W/")
+    return any(part.strip().removeprefix("W/") == wanted for part in condition.split(","))
