@@ -1,0 +1,172 @@
+"""The audit log of an organisation, read from the tamper-evident chain.
+
+Every write names its actor; what is known of the request it came with is written behind the
+actor's name, so that it is inside the chain too. Reading goes backwards in windows, newest
+first, and stops after a bounded number of entries: a cursor continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from urllib.parse import parse_qs, urlencode
+
+import msgspec
+
+from fleetplane.domains.proxies.access import organization_of
+from fleetplane.kernel import audit
+from fleetplane.kernel.access import covers
+from fleetplane.kernel.store import Store
+from fleetplane.web.times import spelled
+
+WINDOW = 2_000
+"""Entries read at a time: about 1 MB."""
+SCAN_LIMIT = 50_000
+"""Entries looked at for one page; beyond it the page is cut short and its cursor continues."""
+LIMIT = 100
+LIMIT_HIGH = 1000
+USER_AGENT_LIMIT = 200
+
+
+def actor(name: str, *, request_id: str, address: str, user_agent: str) -> str:
+    """A caller's name with the request's circumstances."""
+    about = {"request_id": request_id, "ip": address, "user_agent": user_agent[:USER_AGENT_LIMIT]}
+    return f"{name}?{urlencode(about)}"
+
+
+class Actor(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    id: str
+    email: str | None
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    id: str
+
+
+class AuditView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    timestamp: str
+    request_id: str | None
+    actor: Actor
+    organization_id: str
+    workspace_id: str | None
+    action: str
+    resource: Subject
+    ip: str | None
+    user_agent: str | None
+    result: str
+
+
+class AuditMeta(msgspec.Struct, frozen=True, kw_only=True):
+    limit: int
+    cursor: str | None
+    """Where older entries begin; null at the chain's start."""
+
+
+class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
+    data: Sequence[AuditView]
+    meta: AuditMeta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditQuery:
+    scope: str
+    limit: int = LIMIT
+    before: int | None = None
+    """Only entries with a smaller number."""
+    from_ns: int = 0
+    to_ns: int | None = None
+    actor: str = ""
+    action: str = ""
+    resource_type: str = ""
+
+
+class AuditTrail:
+    def __init__(self, store: Store, email_of: Callable[[str], str | None]) -> None:
+        self._store = store
+        self._email_of = email_of
+
+    async def page(self, query: AuditQuery) -> AuditPage:
+        found: list[AuditView] = []
+        head = self._store.audit_head().seq
+        end = head if query.before is None else min(head, query.before - 1)
+        lowest = max(0, end - SCAN_LIMIT)
+        cursor = str(lowest + 1) if lowest else None
+        async for entry in self._backwards(end, lowest):
+            if len(found) == query.limit:
+                cursor = str(entry.seq + 1)
+                break
+            if entry.at_ns < query.from_ns:
+                cursor = None
+                break
+            found.extend(self._views(entry, query))
+        return AuditPage(data=found, meta=AuditMeta(limit=query.limit, cursor=cursor))
+
+    async def _backwards(self, end: int, lowest: int) -> AsyncIterator[audit.Entry]:
+        """Entries from `end` down to, and without, `lowest`."""
+        while end > lowest:
+            start = max(lowest, end - WINDOW)
+            for entry in reversed(await self._window(start, end)):
+                yield entry
+            end = start
+
+    async def _window(self, start: int, end: int) -> list[audit.Entry]:
+        """Entries after `start`, up to and including `end`."""
+        entries = []
+        async for row in self._store.audit(after=start):
+            if row.seq > end:
+                break
+            entries.append(audit.read(row))
+        return entries
+
+    def _views(self, entry: audit.Entry, query: AuditQuery) -> Iterator[AuditView]:
+        """One for each entry that concerns the organisation: about the thing it was done to."""
+        if entry.at_ns < query.from_ns or (query.to_ns is not None and entry.at_ns >= query.to_ns):
+            return
+        if query.action and entry.action != query.action:
+            return
+        subject = _subject(entry, query.scope)
+        if subject is None or query.resource_type not in ("", _type(subject)):
+            return
+        name, _, about = entry.actor.partition("?")
+        kind, _, identity = name.partition("/")
+        if query.actor and query.actor not in (name, identity):
+            return
+        said = parse_qs(about)
+        yield AuditView(
+            id=str(entry.seq),
+            timestamp=spelled(entry.at_ns),
+            request_id=said.get("request_id", [None])[0],
+            actor=Actor(type=kind, id=identity, email=self._email_of(identity) if kind == "user" else None),
+            organization_id=organization_of(subject.scope),
+            workspace_id=_workspace(subject.scope),
+            action=entry.action,
+            resource=Subject(type=_type(subject), id=subject.name),
+            ip=said.get("ip", [None])[0],
+            user_agent=said.get("user_agent", [None])[0],
+            result="success",
+        )
+
+
+def _subject(entry: audit.Entry, scope: str) -> audit.Change | None:
+    """What was done to: not the version and its parts that come along."""
+    changed = [
+        change
+        for change in entry.changes
+        if change.operation in ("put", "delete") and covers(scope, change.scope)
+    ]
+    plain = [change for change in changed if not change.kind.startswith("proxy-config-")]
+    family = entry.action.partition(".")[0]
+    named = [change for change in plain if _type(change) == family]
+    return next(iter(named or plain or changed), None)
+
+
+def _type(change: audit.Change) -> str:
+    return change.kind.removeprefix("proxy-").replace("-", "_")
+
+
+def _workspace(scope: str) -> str | None:
+    parts = scope.split("/")
+    return parts[3] if len(parts) > 3 and parts[2] == "ws" else None
