@@ -11,7 +11,7 @@ import click
 from fleetplane.cli.address import default_address
 from fleetplane.cli.lazy import LazyGroup
 from fleetplane.cli.parameters import DURATION, address_option
-from fleetplane.domains.instances.agent.durations import parse_duration
+from fleetplane.domains.instances import durations
 from fleetplane.kernel.errors import InvalidArgument
 
 LOG_LEVELS = ["debug", "info", "warning", "error"]
@@ -28,9 +28,12 @@ class Interval(click.ParamType[float]):
         if isinstance(value, float):
             return value
         try:
-            return parse_duration(str(value))
+            seconds = durations.parse(str(value).strip())
         except InvalidArgument as error:
-            self.fail(f"{error.message}; {error.advice}", param, ctx)
+            self.fail(error.message, param, ctx)
+        if seconds < 0:
+            self.fail("must not be less than nothing", param, ctx)
+        return seconds
 
 
 class FileMode(click.ParamType[int]):

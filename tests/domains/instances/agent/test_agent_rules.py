@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from instance_server_double import INSTANCE_ID, make_nonce
 from throwaway_ca import ThrowawayCa, key_pem, make_key
 
-from fleetplane.domains.instances.agent import file_rules
+from fleetplane.domains.instances import file_rules
 from fleetplane.domains.instances.agent.certificates import Age, Life, public_pem
-from fleetplane.domains.instances.agent.durations import format_duration, parse_duration
 from fleetplane.domains.instances.agent.enrolment import (
     CertificateState,
     NonceState,
@@ -28,7 +27,6 @@ from fleetplane.domains.instances.agent.patch import (
     State,
     Transfer,
 )
-from fleetplane.kernel.errors import InvalidArgument
 
 # Files
 
@@ -186,25 +184,3 @@ def test_a_certificate_ages_in_steps_and_says_when_the_next_one_comes() -> None:
     assert life.seconds_to_next_age(1000.0) == pytest.approx(600.0)
     assert life.seconds_to_next_age(1600.0) == pytest.approx(210.0)
     assert life.seconds_to_next_age(1900.0) is None
-
-
-# Words
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("60s", 60), ("1m30s", 90), ("1h0m0.5s", 3600.5), ("500ms", 0.5), ("0", 0), ("0s", 0), ("1.5h", 5400)],
-)
-def test_durations_are_read_as_the_protocol_writes_them(text: str, seconds: float) -> None:
-    assert parse_duration(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["", "60", "21d", "s", "-5s", "5s5", "five"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(InvalidArgument):
-        parse_duration(text)
-
-
-@given(st.integers(0, 10**9))
-def test_a_duration_survives_being_written_and_read(seconds: int) -> None:
-    assert parse_duration(format_duration(seconds)) == seconds

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from fleetplane.domains.instances.agent import durable, receive_folder
+from fleetplane.domains.instances import durable
+from fleetplane.domains.instances.agent import receive_folder
 from fleetplane.domains.instances.agent.patch import Patch
 from fleetplane.domains.instances.agent.receive_folder import PatchRefused, ReceiveFolder
 

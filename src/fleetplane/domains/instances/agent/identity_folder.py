@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from fleetplane.domains.instances.agent import certificates, enrolment
 from fleetplane.domains.instances.agent.certificates import Age, Life, PrivateKey
-from fleetplane.domains.instances.agent.durable import sync_folder, write_durably
 from fleetplane.domains.instances.agent.enrolment import CertificateState, NonceState
 from fleetplane.domains.instances.agent.key_folder import load_private_key
 from fleetplane.domains.instances.agent.nonce import NONCE_LIMIT_BYTES
+from fleetplane.domains.instances.durable import sync_folder, write_durably
 from fleetplane.kernel.errors import IntegrityError, SettingsError
 
 HASH_LIMIT_BYTES: Final = 4096

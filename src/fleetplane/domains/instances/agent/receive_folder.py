@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from fleetplane.domains.instances.agent import file_rules
-from fleetplane.domains.instances.agent.durable import sync_folder, write_durably, write_synced
+from fleetplane.domains.instances import file_rules
 from fleetplane.domains.instances.agent.patch import Patch
+from fleetplane.domains.instances.durable import sync_folder, write_durably, write_synced
 from fleetplane.kernel.errors import FailedPrecondition
 
 STAGED: Final = ".staged"

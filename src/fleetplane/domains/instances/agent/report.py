@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fleetplane.domains.instances.agent.durations import format_duration
+from fleetplane.domains.instances import durations
 from fleetplane.domains.instances.agent.machine import Reading
 from fleetplane.domains.instances.agent.spot import Notice
 from fleetplane.gen.nstance.v1 import agent_pb2
@@ -31,7 +31,7 @@ def health_report(
         instance_id=instance_id,
         timestamp=timestamp(now_ns),
         count=count,
-        uptime=format_duration(reading.uptime_seconds),
+        uptime=durations.format(int(reading.uptime_seconds)),
         metrics=_metrics(reading),
         files=files,
         termination_notice=None if notice is None else _termination(notice),

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from fleetplane.domains.instances.configuration import durations
+from fleetplane.domains.instances import durations
 from fleetplane.domains.instances.configuration.jsonc import Path
 from fleetplane.domains.instances.configuration.problems import Report
 from fleetplane.domains.instances.configuration.schema import Part

@@ -17,18 +17,9 @@ from fleetplane.domains.instances.configuration.jsonc import Path
 from fleetplane.domains.instances.configuration.problems import Report
 from fleetplane.domains.instances.configuration.schema import Configuration, File, Userdata
 from fleetplane.domains.instances.configuration.templates import Fields, TemplateData, TemplateInvalid
-
-EXTENSIONS = {
-    ".env": "KEY=value lines",
-    ".crt": "a PEM certificate",
-    ".pub": "a PEM public key",
-    ".key": "a PEM private key",
-    ".json": "JSON",
-}
-"""What agents accept, and what they check it to be."""
+from fleetplane.domains.instances.file_rules import CONTENT_RULES, LAST_WRITTEN
 
 EXTENSION_OF_KIND = {"certificate": ".crt", "env": ".env", "json": ".json"}
-RESERVED_NAMES = frozenset({"write-files.last"})
 MAX_CERTIFICATE_TTL_HOURS = 24 * 365 * 100
 
 _ENV_KEY = re.compile(r"[A-Z0-9_]+")
@@ -91,14 +82,14 @@ def _check_file_name(report: Report, path: Path, name: str, file: File) -> None:
     wanted = EXTENSION_OF_KIND.get(file.kind)
     if problem is None and name.startswith("."):
         problem = "must not begin with a dot"
-    elif problem is None and name in RESERVED_NAMES:
+    elif problem is None and name == LAST_WRITTEN:
         problem = "is the agent's own"
-    elif problem is None and (extension not in EXTENSIONS or not stem):
-        problem = f"would be refused by agents: they accept only {', '.join(EXTENSIONS)}"
+    elif problem is None and (extension not in CONTENT_RULES or not stem):
+        problem = f"would be refused by agents: they accept only {', '.join(CONTENT_RULES)}"
     elif problem is None and wanted is not None and extension != wanted:
         problem = (
             f"is of kind {file.kind} and must end in {wanted}: agents check {extension} files to be "
-            f"{EXTENSIONS[extension]}"
+            f"{CONTENT_RULES[extension].words}"
         )
     if problem is not None:
         report.add(path, f"{name!r} {problem}", at_key=True)

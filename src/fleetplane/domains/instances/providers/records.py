@@ -24,11 +24,13 @@ from pathlib import Path
 
 import msgspec
 
+from fleetplane.domains.instances.durable import write_durably, write_synced
 from fleetplane.domains.instances.providers.contract import CreateRequest
 from fleetplane.domains.instances.providers.launch import LOG_FILE
 from fleetplane.kernel.errors import InvalidArgument
 
 RECORD_FILE = "record.json"
+PRIVATE = 0o600
 TRASH_PREFIX = ".gone-"
 INSTANCE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
@@ -84,17 +86,15 @@ class Records:
     def write(self, record: Record) -> None:
         directory = self.directory(record.instance_id)
         directory.mkdir(mode=0o700, exist_ok=True)
-        fresh = directory / f"{RECORD_FILE}.new"
-        write_private(fresh, msgspec.json.encode(record))
-        fresh.replace(directory / RECORD_FILE)
+        write_durably(directory / RECORD_FILE, msgspec.json.encode(record), mode=PRIVATE)
 
     def furnish(self, request: CreateRequest) -> Path:
         """Give the agent its directories and what it registers with."""
         directory = self.directory(request.instance_id)
         for name in ("identity", "keys", "recv"):
             (directory / name).mkdir(mode=0o700, exist_ok=True)
-        write_private(directory / "identity" / "nonce.jwt", request.nonce.encode())
-        write_private(directory / "identity" / "ca.crt", request.ca_certificate.encode())
+        write_synced(directory / "identity" / "nonce.jwt", request.nonce.encode(), mode=PRIVATE)
+        write_synced(directory / "identity" / "ca.crt", request.ca_certificate.encode(), mode=PRIVATE)
         return directory
 
     def remove(self, instance_id: str) -> None:
@@ -114,12 +114,3 @@ class Records:
         # Copied and emptied, not renamed: the agent goes on writing into the file it has open.
         shutil.copyfile(log, log.with_suffix(".log.1"))
         os.truncate(log, 0)
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Readable by its owner only, from its first moment on, and on disk before we go on."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())

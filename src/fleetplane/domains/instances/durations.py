@@ -1,4 +1,4 @@
-"""Durations as Go writes them: `504h`, `1h30m`, `300ms`. Go has no days, and says so less kindly."""
+"""Durations as Go writes them: `504h`, `1h30m`, `300ms`. Go has no days, and says so less kindly. Pure."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetplane.domains.instances.configuration import durations
+from fleetplane.domains.instances import durations
 from fleetplane.kernel.errors import InvalidArgument
 
 # The third column is what Go prints after parsing the first.

@@ -1,4 +1,6 @@
-"""Which received files are acceptable. Pure.
+"""Which files an agent accepts. Pure.
+
+The server asks before it takes a configuration, the agent before it replaces a file.
 
 The extension says what a file must contain; a file that its reader could not parse is refused
 here, before it replaces one that could be.
@@ -9,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
@@ -20,6 +23,14 @@ LAST_WRITTEN: Final = "write-files.last"
 NAME_LIMIT_BYTES: Final = 200
 """File systems take 255; ours get a prefix and a suffix while they are staged."""
 _ENV_KEY: Final = re.compile(r"[A-Z0-9_]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContentRule:
+    """What files with an extension must be: in words, and what is wrong with one that is not."""
+
+    words: str
+    complaint: Callable[[bytes], str | None]
 
 
 def name_complaint(name: str) -> str | None:
@@ -44,7 +55,7 @@ def content_complaint(name: str, content: bytes) -> str | None:
     if rule is None:
         known = ", ".join(CONTENT_RULES)
         return f"files ending in {extension!r} are not supported; {known} are"
-    return rule(content)
+    return rule.complaint(content)
 
 
 def file_complaint(name: str, content: bytes) -> str | None:
@@ -101,10 +112,10 @@ def _json(content: bytes) -> str | None:
     return None
 
 
-CONTENT_RULES: Final[Mapping[str, Callable[[bytes], str | None]]] = {
-    ".env": _env,
-    ".crt": _crt,
-    ".pub": _pub,
-    ".key": _key,
-    ".json": _json,
+CONTENT_RULES: Final[Mapping[str, ContentRule]] = {
+    ".env": ContentRule(words="KEY=value lines", complaint=_env),
+    ".crt": ContentRule(words="a PEM certificate", complaint=_crt),
+    ".pub": ContentRule(words="a PEM public key", complaint=_pub),
+    ".key": ContentRule(words="a PEM private key", complaint=_key),
+    ".json": ContentRule(words="JSON", complaint=_json),
 }
