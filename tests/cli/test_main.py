@@ -30,7 +30,17 @@ def test_version_is_the_packages_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["gpus", "--help"], ["gpus", "list", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["gpus", "--help"],
+        ["gpus", "list", "--help"],
+        ["instances", "--help"],
+        ["instances", "scale", "--help"],
+        ["instances", "drain", "--help"],
+        ["explain", "--help"],
+    ],
 )
 def test_help_is_there_without_importing_what_only_verbs_need(arguments: list[str]) -> None:
     program = (
@@ -55,7 +65,7 @@ def test_an_unknown_verb_of_a_group_names_the_nearest_too(invoke: Invoke) -> Non
 
 
 def test_a_command_like_no_other_lists_what_there_is(invoke: Invoke) -> None:
-    assert "agent, audit, gpus, server" in invoke("zzzz").err
+    assert "agent, audit, explain, gpus, instances, server" in invoke("zzzz").err
 
 
 def test_an_unknown_option_is_a_usage_error(invoke: Invoke) -> None:

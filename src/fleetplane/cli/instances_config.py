@@ -1,13 +1,28 @@
-"""`fleetplane instances config`: work on configuration documents, without a server."""
+"""`fleetplane instances config`: check configuration documents; `status` and `refresh` ask a server."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import click
 
+from fleetplane.cli.lazy import Entry, LazyGroup
 
-@click.group()
+
+class Verbs(LazyGroup):
+    entries: ClassVar[Mapping[str, Entry]] = {
+        "refresh": Entry(
+            target="fleetplane.cli.instances_config_remote:refresh", help="Have a server read it again."
+        ),
+        "status": Entry(
+            target="fleetplane.cli.instances_config_remote:status", help="Which one a server has in force."
+        ),
+    }
+
+
+@click.group(cls=Verbs)
 def config() -> None:
     """Work with configuration documents."""
 

@@ -21,6 +21,13 @@ class Verbs(LazyGroup):
             target="fleetplane.cli.agent:agent", help="Run the node side: report on this machine."
         ),
         "gpus": Entry(target="fleetplane.cli.gpus:gpus", help="Read, watch and report GPU health."),
+        "instances": Entry(
+            target="fleetplane.cli.instances:instances",
+            help="Groups of machines: scale, watch, drain, freeze.",
+        ),
+        "explain": Entry(
+            target="fleetplane.cli.instances_admin:explain", help="Why is something not happening?"
+        ),
         "audit": Entry(target="fleetplane.cli.audit:audit", help="Read and verify the audit log."),
     }
 
