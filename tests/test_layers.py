@@ -16,7 +16,7 @@ PACKAGE = Path(fleetplane.__file__).parent
 LAYERS = (
     "cli",
     "server", "agent",
-    "assembly", "endpoints",
+    "assembly", "endpoints", "housekeeping",
     "settings", "logs",
     "domains",
     "web",
@@ -25,7 +25,7 @@ LAYERS = (
     "kernel",
     "gen",
 )  # fmt: skip
-SAME_FLOOR = ({"server", "agent"}, {"assembly", "endpoints"}, {"settings", "logs"})
+SAME_FLOOR = ({"server", "agent"}, {"assembly", "endpoints", "housekeeping"}, {"settings", "logs"})
 
 
 def room(module: str) -> str:
@@ -52,7 +52,7 @@ def imports(path: Path) -> Iterator[str]:
 def allowed(importer: str, imported: str) -> bool:
     if importer == imported or not importer or imported not in LAYERS:
         return True
-    if {importer, imported} in SAME_FLOOR:
+    if any({importer, imported} <= floor for floor in SAME_FLOOR):
         return False
     return LAYERS.index(importer) < LAYERS.index(imported)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-from fleetplane import __version__, assembly, endpoints
+from fleetplane import __version__, assembly, endpoints, housekeeping
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
 from fleetplane.kernel.access import AccessTable, Grant, Principal, Role
 from fleetplane.kernel.clock import Clock, SystemClock
@@ -76,6 +76,8 @@ async def serve(settings: Settings, *, announce: Callable[[dict[str, list[str]]]
             domain.opened(addresses)
         async with asyncio.TaskGroup() as controllers:
             tasks = [controllers.create_task(domain.run(), name=f"domain/{domain!r}") for domain in domains]
+            chores = housekeeping.chores(store, clock)
+            tasks.append(controllers.create_task(housekeeping.keep_house(chores, clock), name="housekeeping"))
             await health.serving()
             ops.readiness = Readiness.READY
             stack.enter_context(_ready_file(settings, addresses))
