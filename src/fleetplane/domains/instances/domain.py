@@ -34,7 +34,9 @@ from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFou
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.objects import Objects
-from fleetplane.kernel.reconcile import Explanations
+from fleetplane.kernel.reconcile import Explanations, Reconciler
+from fleetplane.kernel.reconcile.metrics import ReconcileCollector
+from fleetplane.kernel.session_metrics import SessionCollector
 from fleetplane.kernel.sessions import STOPPING, Sessions
 from fleetplane.rpc import Authentication, Authenticator, MethodRow, Rate
 
@@ -194,7 +196,9 @@ class InstanceDomain:
             Service(listener=ADMIN, descriptor=_ADMIN, servicer=admin),
         )
         self.collectors: Sequence[Collector] = (
-            InstanceCollector(self._instances, self._groups, self._reports, self._sessions),
+            InstanceCollector(self._instances, self._groups, self._reports),
+            SessionCollector(self._sessions, domain=BLUEPRINT.name),
+            ReconcileCollector(self._controllers),
         )
 
     @property
@@ -282,6 +286,9 @@ class InstanceDomain:
             agent=advertise.agent_addr,
             operator=advertise.operator_addr,
         )
+
+    def _controllers(self) -> Sequence[Reconciler]:
+        return () if self._machinery is None else (self._machinery.controller.reconciler,)
 
     def look_at(self, tenant: str, group: str) -> None:
         if self._machinery is not None:

@@ -12,17 +12,15 @@ from fleetplane.domains.instances import rules
 from fleetplane.domains.instances.groups import Groups
 from fleetplane.domains.instances.registry import Instances
 from fleetplane.domains.instances.reports import Reports
-from fleetplane.kernel.sessions import Sessions
 
 PREFIX = "fleetplane_instances_"
 
 
 class InstanceCollector(Collector):
-    def __init__(self, instances: Instances, groups: Groups, reports: Reports, sessions: Sessions) -> None:
+    def __init__(self, instances: Instances, groups: Groups, reports: Reports) -> None:
         self._instances = instances
         self._groups = groups
         self._reports = reports
-        self._sessions = sessions
 
     def collect(self) -> Iterator[Metric]:
         states = Counter(rules.state(instance) for instance in self._instances.all())
@@ -38,8 +36,3 @@ class InstanceCollector(Collector):
             sum(view.group.size for view in views.values()),
         )
         yield CounterMetricFamily(PREFIX + "reports", "Health reports taken", self._reports.received)
-        sessions = self._sessions.statistics()
-        yield GaugeMetricFamily(PREFIX + "streams", "Agent streams open now", sessions.open)
-        yield CounterMetricFamily(
-            PREFIX + "streams_superseded", "Streams ended by newer ones", sessions.superseded
-        )
