@@ -223,6 +223,15 @@ def test_instances_are_listed_across_tenants_and_by_group(
     assert "secret (on demand)" in only[1]
 
 
+def test_instances_that_are_gone_are_listed_only_on_request(
+    invoke: Invoke, server: Server, here: list[str]
+) -> None:
+    gone = server.run(server.rig.add("web"))
+    server.run(server.rig.change(gone, deleted_at_ns=1))
+    assert json.loads(invoke("instances", "list", *here, "-o", "json").out) == []
+    assert gone.name in invoke("instances", "list", *here, "--all").out
+
+
 def test_an_instance_is_drained_by_name(invoke: Invoke, server: Server, here: list[str]) -> None:
     instance = server.run(server.rig.add("web"))
     outcome = invoke("instances", "drain", instance.name, *here, "--within", "1h")

@@ -83,10 +83,13 @@ def operator_identity(
 @click.command("list")
 @click.option("--tenant", default="", help="Only this tenant's.")
 @click.option("--group", default="", help="Only this group's.")
+@click.option("--all", "deleted_too", is_flag=True, help="Also those that are gone but not yet forgotten.")
 @data_dir_option
 @timeout_option
 @format_option
-def list_instances(tenant: str, group: str, data_dir: Path, timeout: float, output: Format) -> None:
+def list_instances(
+    tenant: str, group: str, deleted_too: bool, data_dir: Path, timeout: float, output: Format
+) -> None:
     """All instances and the state each is in."""
     import time
 
@@ -96,11 +99,9 @@ def list_instances(tenant: str, group: str, data_dir: Path, timeout: float, outp
 
     with _admin(data_dir, timeout) as admin:
         answer = admin.call("ListInstances", admin_pb2.ListInstancesRequest(tenant=tenant, group=group))
-    emit(
-        output,
-        [instances_view.plain(entry) for entry in answer.instances],
-        instances_view.instance_table(answer.instances, time.time()),
-    )
+    found = [entry for entry in answer.instances if deleted_too or entry.state != "deleted"]
+    data = [instances_view.plain(entry) for entry in found]
+    emit(output, data, instances_view.instance_table(found, time.time()))
 
 
 @click.command()
