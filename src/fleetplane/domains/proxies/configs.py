@@ -1,0 +1,47 @@
+"""An agent's configuration as it goes out, built once for all agents that get the same."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from fleetplane.domains.proxies import wire
+from fleetplane.domains.proxies.configuration import AgentConfig
+from fleetplane.domains.proxies.deployment import Wanted
+from fleetplane.domains.proxies.vault import Vault
+from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+
+PREPARED_LIMIT = 32
+"""Different configurations kept ready. They hold private keys, so not more than are being sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    update: pb.ConfigUpdate
+    wanted: Wanted
+
+
+class Configs:
+    def __init__(self, vault: Vault) -> None:
+        self._vault = vault
+        self._ready: OrderedDict[tuple[int, str], Prepared] = OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"<Configs ready={len(self._ready)}>"
+
+    async def prepare(self, config: AgentConfig) -> Prepared:
+        key = (config.version, config.digest)
+        ready = self._ready.get(key)
+        if ready is None:
+            keys = {
+                name: await self._vault.private_key(name, part.fingerprint)
+                for name, part in config.certificates.items()
+            }
+            update = wire.config_update(config, keys)
+            wanted = Wanted(
+                version=config.version, config_id=config.config_id, checksum=wire.checksum(update)
+            )
+            self._ready[key] = ready = Prepared(update=update, wanted=wanted)
+            if len(self._ready) > PREPARED_LIMIT:
+                self._ready.popitem(last=False)
+        return ready
