@@ -22,7 +22,10 @@ def configure(*, level: str, log_format: str, stream: TextIO = sys.stderr) -> No
         shared.append(structlog.processors.format_exc_info)
         renderer = structlog.processors.JSONRenderer(sort_keys=False)
     else:
-        renderer = structlog.dev.ConsoleRenderer(colors=stream.isatty(), pad_event_to=28)
+        # Places, not values: the local variables of a failing call may hold keys and secrets.
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(), pad_event_to=28, exception_formatter=structlog.dev.plain_traceback
+        )
     threshold = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[*shared, renderer],

@@ -1,0 +1,41 @@
+"""What is logged is enough to find a defect, and nothing that must stay secret."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from fleetplane import logs
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """The log's state is the process's; it is put back as it was."""
+    root = logging.getLogger()
+    before = (root.handlers, root.level)
+    yield
+    structlog.reset_defaults()
+    root.handlers, root.level = before
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_traceback_shows_places_and_no_values(log_format: str) -> None:
+    def sign(secret: str) -> None:
+        raise RuntimeError(f"failed with {len(secret)} characters")
+
+    stream = io.StringIO()
+    logs.configure(level="info", log_format=log_format, stream=stream)
+    try:
+        sign("-".join(["the", "private", "key"]))
+    except RuntimeError as error:
+        structlog.get_logger().error("signing.failed", exc_info=error)
+    text = stream.getvalue()
+
+    assert "signing.failed" in text
+    assert "in sign" in text
+    assert "failed with 15 characters" in text
+    assert "the-private-key" not in text
