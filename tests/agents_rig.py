@@ -43,6 +43,7 @@ from fleetplane.gen.nxmesh.agent.v1 import agent_pb2_grpc
 from fleetplane.kernel.access import AccessTable, Principal
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import MasterKey
+from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.rpc import (
     Authentication,
@@ -114,7 +115,7 @@ class FakeAgent:
             await self.send(
                 config_status=pb.ConfigStatus(
                     config_id=update.config_id, version=update.version, status=state, error_message=error
-                )  # type: ignore[arg-type]
+                )
             )
 
     async def read(self) -> pb.MasterMessage:
@@ -170,8 +171,8 @@ class Rig:
     stack: AsyncExitStack
     made: list[FakeAgent] = field(default_factory=list)
 
-    async def enrol(self, name: str, *, hours: int = 24, **labels: str) -> Enrolment:
-        return await self.agents.enrol(self.scope, name, labels, hours=hours, actor=BOSS)
+    async def enrol(self, name: str, **labels: str) -> Enrolment:
+        return await self.agents.enrol(self.scope, name, labels, hours=24, actor=BOSS)
 
     async def agent(self, name: str, **labels: str) -> FakeAgent:
         enrolled = await self.enrol(name, **labels)
@@ -218,9 +219,9 @@ async def agents_rig(
     clock = clock or SystemClock()
     ca = ThrowawayCa()
     certificate, key = ca.server(folder)
-    kinds = {kind.name: kind for kind in (*KINDS, *agent_side.KINDS)}
+    kinds: list[AnyKind] = [*KINDS, *agent_side.KINDS]
     settings = StoreSettings(path=folder / "state.db")
-    async with Store.open(settings, kinds=kinds.values(), clock=clock) as store:
+    async with Store.open(settings, kinds=kinds, clock=clock) as store:
         vault = Vault(store, MasterKey(b"k" * 32, clock))
         workspaces = Workspaces(store, vault)
         side = AgentSide(store, clock, workspaces=workspaces, vault=vault, policy=policy, **options)
