@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import msgspec
 import structlog
 from google.protobuf.empty_pb2 import Empty
 
-from fleetplane.domains.instances import credentials, delivery, wire
+from fleetplane.domains.instances import credentials, delivery, rules, wire
 from fleetplane.domains.instances.delivery import Holding, Patch, Sent
 from fleetplane.domains.instances.files import FileMaker, keys_wanted
 from fleetplane.domains.instances.groups import Groups, GroupView
@@ -67,7 +68,6 @@ class AgentService:
         self._disconnected = disconnected
         self._complain = complain
         self._sent: dict[str, Sent] = {}
-        self._asked: dict[str, dict[str, int]] = {}
         groups.on_change(self.wake_groups)
 
     # Waking.
@@ -86,19 +86,19 @@ class AgentService:
     def forget(self, instance: str) -> None:
         """The instance is gone for good."""
         self._sent.pop(instance, None)
-        self._asked.pop(instance, None)
 
     # The methods.
 
     async def ReceiveKeyRequests(
         self, _request: Empty, context: CallContext
     ) -> AsyncIterator[agent_pb2.KeyGenerationRequest]:
+        tenant, name = credentials.client_of(context.principal)
         with self._open(context, KEYS) as session:
-            self._asked.pop(session.agent, None)
+            asked: dict[str, int] = {}
             await context.send_initial_metadata(())
             session.offer(None)
             async for _ in session:
-                names = self._keys_to_ask(*credentials.client_of(context.principal))
+                names = self._keys_to_ask(tenant, name, asked)
                 if names:
                     yield agent_pb2.KeyGenerationRequest(key_names=names)
 
@@ -110,9 +110,13 @@ class AgentService:
             self._sent.pop(name, None)
             await context.send_initial_metadata(())
             session.offer(None)
-            async for _ in session:
-                for transfer in await self._patch(tenant, name):
-                    yield transfer
+            try:
+                async for _ in session:
+                    for transfer in await self._patch(tenant, name):
+                        yield transfer
+            finally:
+                if not session.superseded:  # else it is the newer stream's by now
+                    self._sent.pop(name, None)
 
     async def SubmitPublicKeys(self, request: agent_pb2.PublicKeysRequest, context: CallContext) -> Empty:
         tenant, name = credentials.client_of(context.principal)
@@ -135,24 +139,27 @@ class AgentService:
 
     async def SubmitHealthReport(self, requests: AsyncIterator[bytes], context: CallContext) -> Empty:
         tenant, name = credentials.client_of(context.principal)
-        session = self._open(context, REPORTS)
-        try:
-            async for body in requests:
-                report = wire.health_report(body)
-                self._same_instance(report.instance, name)
-                await self._take(tenant, report)
-                if not session.is_open:
-                    break
-        finally:
-            session.close()
-            if (instance := self._instances.find(tenant, name)) is not None:
-                self._disconnected(instance)
+        with self._open(context, REPORTS) as session:
+            try:
+                async with _until_closed(session):
+                    async for body in requests:
+                        report = wire.health_report(body)
+                        self._same_instance(report.instance, name)
+                        await self._take(tenant, report)
+            finally:
+                instance = self._instances.find(tenant, name)
+                if instance is not None and not session.superseded:
+                    self._disconnected(instance)
         return Empty()
 
     # How they do it.
 
     def _open(self, context: CallContext, stream: str) -> Session[None]:
-        _, name = credentials.client_of(context.principal)
+        tenant, name = credentials.client_of(context.principal)
+        instance = self._instances.find(tenant, name)
+        if instance is None or rules.state(instance) is rules.State.DELETED:
+            # Its certificate may be good for months; what it was made for is over.
+            raise PermissionDenied(f"instance {name!r} is not known any more")
         serial = peer_identity(context.connection.certificates).serial
         return self._sessions.open(
             name, stream, limit=WAKE_UPS, principal=context.principal.name, serial=serial
@@ -190,14 +197,14 @@ class AgentService:
         view = self._groups.view_of(instance) if instance is not None else None
         return (instance, view) if instance is not None and view is not None else None
 
-    def _keys_to_ask(self, tenant: str, name: str) -> list[str]:
+    def _keys_to_ask(self, tenant: str, name: str, asked: dict[str, int]) -> list[str]:
         found = self._view(tenant, name)
         if found is None:
             return []
-        present = {key.filename for key in self._instances.keys(tenant, name)}
-        asked = self._asked.setdefault(name, {})
+        wanted = keys_wanted(found[1].group)
+        present = self._instances.keys(tenant, name, wanted)
         now_ns = self._clock.now_ns()
-        names = delivery.keys_to_ask(keys_wanted(found[1].group), present, asked, now_ns=now_ns)
+        names = delivery.keys_to_ask(wanted, present, asked, now_ns=now_ns)
         asked.update(dict.fromkeys(names, now_ns))
         return names
 
@@ -220,7 +227,7 @@ class AgentService:
         )
         if patch is None:
             return []
-        keys = {key.filename: key.pem for key in self._instances.keys(tenant, name)}
+        keys = self._instances.keys(tenant, name, keys_wanted(view.group))
         try:
             async with asyncio.timeout(MAKE_SECONDS):
                 made = await self._files.make(
@@ -236,6 +243,26 @@ class AgentService:
             at_ns=now_ns, config_hash=patch.config_hash, names=patch.names, attempt=patch.attempt
         )
         return _transfers(patch, made, now_ns)
+
+
+@asynccontextmanager
+async def _until_closed(session: Session[None]) -> AsyncIterator[None]:
+    """Leave the block, cleanly, as soon as the session is closed, whatever it is waiting for."""
+    limit = asyncio.timeout(None)
+
+    def end(_closed: asyncio.Future[str]) -> None:
+        limit.reschedule(asyncio.get_running_loop().time())
+
+    try:
+        async with limit:
+            session.closed.add_done_callback(end)
+            try:
+                yield
+            finally:
+                session.closed.remove_done_callback(end)
+    except TimeoutError:
+        if not limit.expired():
+            raise
 
 
 def _transfers(patch: Patch, made: dict[str, bytes], now_ns: int) -> list[agent_pb2.FileTransfer]:

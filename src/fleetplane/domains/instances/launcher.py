@@ -20,17 +20,26 @@ from fleetplane.domains.instances.configuration.merge import EffectiveGroup
 from fleetplane.domains.instances.credentials import ClientRole
 from fleetplane.domains.instances.files import Addresses, FileMaker
 from fleetplane.domains.instances.groups import Groups, GroupView
-from fleetplane.domains.instances.kinds import Instance, InstanceSpec, InstanceStatus
-from fleetplane.domains.instances.providers.contract import Created, CreateRequest, Provider
+from fleetplane.domains.instances.guarded import GuardedProvider
+from fleetplane.domains.instances.kinds import Drain, Instance, InstanceSpec, InstanceStatus
+from fleetplane.domains.instances.providers.contract import Created, CreateRequest
 from fleetplane.domains.instances.registry import SERVER, Instances, tenant_of
+from fleetplane.domains.instances.rules import Cause
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
+from fleetplane.kernel.errors import (
+    FailedPrecondition,
+    FleetplaneError,
+    InvalidArgument,
+    ResourceExhausted,
+)
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.enrolment import digest
 from fleetplane.kernel.identity.signing import SigningKeys
 
 NS = 1_000_000_000
 JTI_BYTES = 16
+SPREAD_SECONDS = 1.0
+"""How old a count of who is in which subnet may be: it only spreads instances, it promises nothing."""
 
 
 class Launcher:
@@ -39,7 +48,7 @@ class Launcher:
         *,
         instances: Instances,
         groups: Groups,
-        provider: Provider,
+        provider: GuardedProvider,
         nonces: SigningKeys,
         authority: Authority,
         files: FileMaker,
@@ -55,6 +64,8 @@ class Launcher:
         self._addresses = addresses
         self._clock = clock
         self._next_creation = clock.monotonic()
+        self._spread: dict[str, tuple[float, Counter[str]]] = {}
+        """By tenant, of which there are as many as the configuration has."""
 
     def wait_seconds(self) -> float:
         """How long the rate limit still forbids a creation."""
@@ -68,7 +79,7 @@ class Launcher:
         configuration, group = self._groups.required(), view.group
         limit_seconds = configuration.shard.create_rate_limit_seconds
         self._next_creation = self._clock.monotonic() + limit_seconds
-        now_ns = self._clock.now_ns()
+        now_ns, named = self._clock.now_ns(), bool(name)
         if name:
             if ids.decode(name)[0] != group.prefix:
                 raise InvalidArgument(f"instance_id must begin with {group.prefix!r}", field="instance_id")
@@ -93,7 +104,13 @@ class Launcher:
             nonce_id=self._clock.token_bytes(JTI_BYTES).hex(), issued_at_seconds=now_ns // NS,
         )  # fmt: skip
         instance = await self._instances.record(group.tenant, name, spec, status, actor=actor)
-        return await self.provision(group.tenant, instance.name)
+        try:
+            return await self.provision(group.tenant, instance.name)
+        except FleetplaneError:
+            if on_demand and not named:
+                # Its caller does not know it and will ask for another: this one must not come as well.
+                await self._instances.step(group.tenant, name, _given_up, action="deleting")
+            raise
 
     async def provision(self, tenant: str, name: str) -> Instance:
         """Ask the provider for a recorded instance; asking again gives the same one."""
@@ -107,7 +124,8 @@ class Launcher:
             return _with_machine(status, created)
 
         done = await self._instances.step(tenant, name, provisioned, action="provisioned")
-        assert done is not None
+        if done is None:
+            raise FailedPrecondition(f"instance {name!r} was given up while it was being made")
         return done
 
     # The nonce.
@@ -202,11 +220,30 @@ class Launcher:
         """The least used subnet of the group's pool that still has room."""
         if not group.subnets:
             return ""
-        used = Counter(instance.spec.subnet for instance in self._instances.all(group.tenant))
+        used = self._used(group.tenant)
         for subnet in sorted(group.subnets, key=lambda subnet: used[subnet]):
             if await self._provider.check_subnet_capacity(subnet):
+                used[subnet] += 1
                 return subnet
         raise ResourceExhausted(f"no subnet of pool {group.subnet_pool!r} has room")
+
+    def _used(self, tenant: str) -> Counter[str]:
+        """How many live instances are in each subnet; counted anew every now and then."""
+        now = self._clock.monotonic()
+        counted = self._spread.get(tenant)
+        if counted is None or now >= counted[0] + SPREAD_SECONDS:
+            live = (
+                instance.spec.subnet
+                for instance in self._instances.all(tenant)
+                if instance.status is None or instance.status.deleting_at_ns is None
+            )
+            counted = self._spread[tenant] = (now, Counter(live))
+        return counted[1]
+
+
+def _given_up(status: InstanceStatus, now_ns: int) -> InstanceStatus:
+    drain = Drain(reason=Cause.REQUESTED, started_at_ns=now_ns, delete_at_ns=now_ns, replace=False)
+    return msgspec.structs.replace(status, drain=drain, deleting_at_ns=now_ns)
 
 
 def _with_machine(status: InstanceStatus, created: Created) -> InstanceStatus:

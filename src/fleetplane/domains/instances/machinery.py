@@ -11,6 +11,7 @@ import structlog
 from fleetplane.domains.instances.controller import ErrorSink, GroupController, Parts
 from fleetplane.domains.instances.files import Addresses, FileMaker
 from fleetplane.domains.instances.groups import Groups
+from fleetplane.domains.instances.guarded import GuardedProvider
 from fleetplane.domains.instances.kinds import Instance
 from fleetplane.domains.instances.launcher import Launcher
 from fleetplane.domains.instances.observations import Observations
@@ -47,11 +48,12 @@ class Machinery:
         gone: Callable[[Instance], None],
     ) -> None:
         self.provider = provider
-        self.observations = Observations(provider, clock)
+        guarded = GuardedProvider(provider)
+        self.observations = Observations(guarded, clock)
         self.launcher = Launcher(
             instances=instances,
             groups=groups,
-            provider=provider,
+            provider=guarded,
             nonces=nonces,
             authority=authority,
             files=files,
@@ -64,7 +66,7 @@ class Machinery:
                 instances=instances,
                 groups=groups,
                 reports=reports,
-                provider=provider,
+                provider=guarded,
                 observations=self.observations,
                 launcher=self.launcher,
                 clock=clock,

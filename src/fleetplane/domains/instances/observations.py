@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import structlog
 
+from fleetplane.domains.instances.guarded import GuardedProvider
 from fleetplane.domains.instances.kinds import Instance
-from fleetplane.domains.instances.providers.contract import InstanceGone, Observed, Provider
+from fleetplane.domains.instances.providers.contract import InstanceGone, Observed, ProviderError
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 
 log = structlog.get_logger(__name__)
 
 PAGE = 200
+PAGES_LIMIT = 10_000
+"""Of one list: two million instances, or a provider whose pages lead in circles."""
 SETTLING_SECONDS = 30.0
 """How long a fresh instance may be missing from the provider's lists: they lag behind creation."""
 
 
 class Observations:
-    def __init__(self, provider: Provider, clock: Clock) -> None:
+    def __init__(self, provider: GuardedProvider, clock: Clock) -> None:
         self._provider = provider
         self._clock = clock
         self._seen: dict[str, Observed] = {}
@@ -37,8 +40,23 @@ class Observations:
         seen = self._seen.get(instance.name)
         if seen is not None:
             return seen.status.unhealthy
-        settled_ns = instance.created_at_ns + round(SETTLING_SECONDS * 1e9)
+        # From the last thing that happened to it, not from its record's beginning: a provider that
+        # refused for a while made it only just now.
+        settled_ns = instance.updated_at_ns + round(SETTLING_SECONDS * 1e9)
         return self._listed_at_ns is not None and self._listed_at_ns > settled_ns
+
+    def alive(self, instance: Instance) -> bool:
+        """Whether a list that was begun after the instance was found gone has it all the same."""
+        status = instance.status
+        if status is None or status.deleted_at_ns is None or instance.name in self._gone:
+            return False
+        seen = self._seen.get(instance.name)
+        later = self._listed_at_ns is not None and self._listed_at_ns > status.deleted_at_ns
+        return later and seen is not None and not seen.status.unhealthy
+
+    def all(self) -> Iterator[Observed]:
+        """What the last list had."""
+        return iter(self._seen.values())
 
     def word(self, instance: Instance) -> str:
         """The provider's last word about it."""
@@ -56,6 +74,7 @@ class Observations:
             seen = await self._provider.get_instance_status(instance.name, provider_id)
         except InstanceGone:
             self._gone.add(instance.name)
+            self._seen.pop(instance.name, None)
             return "deleted"
         self._gone.discard(instance.name)
         self._seen[instance.name] = seen
@@ -66,12 +85,14 @@ class Observations:
         began_ns = self._clock.now_ns()
         seen: dict[str, Observed] = {}
         token = ""
-        while True:
+        for _ in range(PAGES_LIMIT):
             page = await self._provider.list_instances(cluster, shard, limit=PAGE, next_token=token)
             seen.update((item.instance_id, item) for item in page.items)
             token = page.next_token
             if not token:
                 break
+        else:
+            raise ProviderError(f"the provider's list has no end within {PAGES_LIMIT} pages")
         self._seen = seen
         self._gone -= seen.keys()
         self._listed_at_ns = began_ns

@@ -113,6 +113,8 @@ class RegistrationService:
             if instance is None or instance.status is None or instance.status.nonce_digest != nonce_digest:
                 raise Unauthenticated("nonce validation failed: no instance is waiting for it")
             status: InstanceStatus = instance.status
+            if status.deleting_at_ns is not None:
+                raise Unauthenticated("nonce validation failed: the instance is being deleted")
             _redeem(draft, "instances/agent", nonce_digest, key_digest, status.nonce_expires_at_ns)
             registered = msgspec.structs.replace(
                 status,

@@ -6,7 +6,8 @@ two steps and never inside one. Knows the store; knows no provider, no protobuf 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -20,16 +21,22 @@ from fleetplane.domains.instances.kinds import (
     Instance,
     InstanceSpec,
     InstanceStatus,
+    Nothing,
     PublicKeyFile,
     TenantSleep,
     tenant_scope,
 )
-from fleetplane.kernel.errors import NotFound
-from fleetplane.kernel.resources import Key
+from fleetplane.kernel.errors import NotFound, ResourceExhausted
+from fleetplane.kernel.resources import Key, Resource
 from fleetplane.kernel.store import ABSENT, Draft, Store
 
 SERVER = "system/instances"
 """The actor of what the server does by itself."""
+KEYS_LIMIT = 64
+"""Public keys kept of one instance."""
+
+GroupKey = tuple[str, str]
+"""Tenant and group."""
 
 Step = Callable[[InstanceStatus, int], InstanceStatus]
 """From what has happened so far and the time, what has happened now."""
@@ -38,6 +45,7 @@ Step = Callable[[InstanceStatus, int], InstanceStatus]
 class Instances:
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._index: tuple[int, Mapping[GroupKey, Sequence[Instance]]] | None = None
 
     # Reading.
 
@@ -53,12 +61,22 @@ class Instances:
     def all(self, tenant: str | None = None) -> Sequence[Instance]:
         return self._store.list(INSTANCE, "" if tenant is None else tenant_scope(tenant))
 
-    def of_group(self, tenant: str, group: str) -> list[Instance]:
-        return [instance for instance in self.all(tenant) if instance.spec.group == group]
+    def of_group(self, tenant: str, group: str) -> Sequence[Instance]:
+        return self._by_group().get((tenant, group), ())
 
-    def groups(self) -> set[tuple[str, str]]:
-        """Every (tenant, group) that has instances."""
-        return {(tenant_of(instance), instance.spec.group) for instance in self.all()}
+    def groups(self) -> set[GroupKey]:
+        """Every group that has instances."""
+        return set(self._by_group())
+
+    def _by_group(self) -> Mapping[GroupKey, Sequence[Instance]]:
+        """Put together once after a change, however many groups are then looked at."""
+        revision = self._store.kind_revision(INSTANCE)
+        if self._index is None or self._index[0] != revision:
+            index: dict[GroupKey, list[Instance]] = {}
+            for instance in self.all():
+                index.setdefault((tenant_of(instance), instance.spec.group), []).append(instance)
+            self._index = (revision, index)
+        return self._index[1]
 
     # Steps.
 
@@ -117,7 +135,10 @@ class Instances:
 
     async def purge(self, tenant: str, name: str) -> None:
         """Forget the record, and the keys its agent had handed in."""
-        keys = [Key(PUBLIC_KEY.name, tenant_scope(tenant), key.name) for key in self.keys(tenant, name)]
+        scope = tenant_scope(tenant)
+        keys = [
+            Key(PUBLIC_KEY.name, scope, key) for key in _key_names(self._store.list(PUBLIC_KEY, scope), name)
+        ]
 
         def change(draft: Draft) -> None:
             for kind, key in ((INSTANCE, _key(tenant, name)), *((PUBLIC_KEY, key) for key in keys)):
@@ -130,18 +151,29 @@ class Instances:
 
     # Keys that agents made.
 
-    def keys(self, tenant: str, instance: str) -> list[PublicKeyRecord]:
-        return [
-            PublicKeyRecord(name=found.name, filename=found.spec.filename, pem=found.spec.pem)
-            for found in self._store.list(PUBLIC_KEY, tenant_scope(tenant))
-            if found.spec.instance == instance
-        ]
+    def keys(self, tenant: str, instance: str, wanted: Iterable[str]) -> dict[str, str]:
+        """Of the wanted key pairs those that the agent has made, with their public halves.
+
+        Looked up one by one: this is asked at every report of every agent.
+        """
+        scope = tenant_scope(tenant)
+        found = {
+            filename: self._store.get(PUBLIC_KEY, scope, f"{instance}/{filename}") for filename in wanted
+        }
+        return {filename: key.spec.pem for filename, key in found.items() if key is not None}
 
     async def keep_keys(self, tenant: str, instance: str, pems: dict[str, str], *, actor: str) -> None:
+        """Keep public keys of an instance that exists; not of one that is gone, or more than it may have."""
         scope = tenant_scope(tenant)
         names = {filename: f"{instance}/{filename}" for filename in pems}
 
         def change(draft: Draft) -> None:
+            owner = draft.get(INSTANCE, scope, instance)
+            if owner is None or owner.status is None or owner.status.deleted_at_ns is not None:
+                raise NotFound(f"instance {instance!r} is not known", details={"instance_id": instance})
+            kept = _key_names(draft.list(PUBLIC_KEY, scope), instance)
+            if len({*kept, *names.values()}) > KEYS_LIMIT:
+                raise ResourceExhausted(f"an instance has at most {KEYS_LIMIT} keys", field="keys")
             for filename, pem in pems.items():
                 spec = PublicKeyFile(instance=instance, filename=filename, pem=pem)
                 draft.put(PUBLIC_KEY, scope, names[filename], spec=spec)
@@ -167,20 +199,30 @@ class Instances:
         found = self._store.get(TENANT, tenant_scope(tenant), tenant)
         return found.spec if found is not None else TenantSleep()
 
-    async def set_sleep(self, tenant: str, sleep: TenantSleep, *, actor: str) -> None:
+    async def wake_if_due(self, tenant: str, now_ns: int) -> None:
+        """End a sleep whose time has come, unless somebody has prolonged it by now."""
         scope = tenant_scope(tenant)
-        await self._store.transact(
-            lambda draft: draft.put(TENANT, scope, tenant, spec=sleep),
-            actor=actor,
-            action="instances.sleep" if sleep.asleep else "instances.wake",
-            touches=[Key(TENANT.name, scope, tenant)],
-        )
+
+        def change(draft: Draft) -> None:
+            found = draft.get(TENANT, scope, tenant)
+            if found is not None and _is_due(found.spec, draft.now_ns):
+                draft.put(TENANT, scope, tenant, spec=TenantSleep())
+
+        if _is_due(self.sleep(tenant), now_ns):
+            await self._store.transact(
+                change, actor=SERVER, action="instances.wake", touches=[Key(TENANT.name, scope, tenant)]
+            )
 
 
-class PublicKeyRecord(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    filename: str
-    pem: str
+def _key_names(kept: Sequence[Resource[PublicKeyFile, Nothing]], instance: str) -> list[str]:
+    """Those of one instance among the keys of its tenant, which are sorted by name."""
+    prefix = f"{instance}/"
+    first = bisect_left(kept, prefix, key=lambda key: key.name)
+    return [key.name for key in kept[first : first + KEYS_LIMIT] if key.name.startswith(prefix)]
+
+
+def _is_due(sleep: TenantSleep, now_ns: int) -> bool:
+    return sleep.asleep and sleep.wake_at_ns is not None and now_ns >= sleep.wake_at_ns
 
 
 def tenant_of(instance: Instance) -> str:

@@ -16,7 +16,7 @@ its record:
 Order of business in a pass, strongest first: finish what is being deleted, drop what is gone
 or never came, end drains that are over, then drain what must go (spot, unhealthy, expired,
 drifted, surplus), and only then create what is missing. A pass never deletes what it has not
-drained, unless the provider itself lost it.
+drained, unless the provider itself lost it or somebody asked for just that.
 """
 
 from __future__ import annotations
@@ -84,6 +84,8 @@ class GroupFacts:
     """The group's own; None means the policy's, 0 means at once."""
     frozen: str = ""
     """Who froze automation here and why; empty if nobody did."""
+    frozen_until_ns: int | None = None
+    """When the freeze ends by itself, if it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,8 @@ class Member:
     """When its agent last reported, to this server's knowledge; the server's start at the earliest."""
     lost: bool = False
     """The provider does not know it any more, or says that it is on its way out."""
+    alive: bool = False
+    """The provider has it although it was found gone before: its creation overtook its deletion."""
     spot_deadline_ns: int | None = None
     """A termination notice, and when it takes effect."""
 
@@ -149,7 +153,7 @@ class Plan:
 
 def state(instance: Instance) -> State:
     status = instance.status
-    if status is None or not (status.provider_id or status.deleting_at_ns or status.deleted_at_ns):
+    if status is None:
         return State.PENDING
     if status.deleted_at_ns is not None:
         return State.DELETED
@@ -157,6 +161,8 @@ def state(instance: Instance) -> State:
         return State.DELETING
     if status.drain is not None:
         return State.DRAINING
+    if not status.provider_id:
+        return State.PENDING
     return State.REGISTERED if status.registered_at_ns is not None else State.PROVISIONED
 
 
@@ -164,14 +170,24 @@ def decide(group: GroupFacts, members: Sequence[Member], policy: Policy, *, now_
     """The whole pass over one group."""
     plan = Plan()
     if group.frozen:
-        plan.waiting.append(f"automation is frozen: {group.frozen}")
+        _frozen(group, members, plan)
         return plan
     members = sorted(members, key=lambda member: (member.instance.created_at_ns, member.instance.name))
-    going = {_name(action) for action in _departures(members, plan, policy, now_ns)}
+    going = {_name(action) for action in _departures(group, members, plan, policy, now_ns)}
     staying = [member for member in members if member.instance.name not in going]
     leaving = {_name(drain) for drain in _drains(group, staying, plan, policy, now_ns)}
     _growth(group, [member for member in staying if member.instance.name not in leaving], staying, plan)
     return plan
+
+
+def _frozen(group: GroupFacts, members: Sequence[Member], plan: Plan) -> None:
+    """Nothing happens by itself; what somebody asked for in so many words is finished."""
+    plan.waiting.append(f"automation is frozen: {group.frozen}")
+    if group.frozen_until_ns is not None:
+        plan.look_again(group.frozen_until_ns)
+    for member in members:
+        if state(member.instance) is State.DELETING and _cause(member.instance) is Cause.REQUESTED:
+            plan.actions.append(Delete(name=member.instance.name, cause=Cause.REQUESTED))
 
 
 def _name(action: Action) -> str:
@@ -181,7 +197,10 @@ def _name(action: Action) -> str:
 # What ends now.
 
 
-def _departures(members: Sequence[Member], plan: Plan, policy: Policy, now_ns: int) -> Iterator[Action]:
+def _departures(
+    group: GroupFacts, members: Sequence[Member], plan: Plan, policy: Policy, now_ns: int
+) -> Iterator[Action]:
+    staying: list[Member] = []
     for member in members:
         action = _departure(member, plan, policy, now_ns)
         if action is not None:
@@ -189,6 +208,33 @@ def _departures(members: Sequence[Member], plan: Plan, policy: Policy, now_ns: i
             yield action
         elif state(member.instance) in (State.DELETED, State.DELETING):
             yield Purge(name=member.instance.name)  # takes no part in what follows
+        else:
+            staying.append(member)
+    yield from _overstayed(group, staying, plan, now_ns)
+
+
+def _overstayed(group: GroupFacts, staying: Sequence[Member], plan: Plan, now_ns: int) -> Iterator[Action]:
+    """Drains whose time is up although nobody acknowledged: they go once others can take their place.
+
+    An instance that is due for replacement still works. If nothing can be made, because of a quota
+    for example, it is kept rather than lost as well.
+    """
+    standing = [
+        member
+        for member in staying
+        if not member.instance.spec.on_demand and state(member.instance) is not State.PENDING
+    ]
+    spare = len(standing) - group.desired
+    for member in standing:
+        if not _is_over(member.instance, now_ns):
+            continue
+        if spare > 0:
+            spare -= 1
+            action = Delete(name=member.instance.name, cause=_cause(member.instance))
+            plan.actions.append(action)
+            yield action
+        else:
+            plan.waiting.append(f"{member.instance.name} is drained and stays until its replacement exists")
 
 
 def _departure(member: Member, plan: Plan, policy: Policy, now_ns: int) -> Action | None:
@@ -198,6 +244,8 @@ def _departure(member: Member, plan: Plan, policy: Policy, now_ns: int) -> Actio
         case State.DELETED:
             assert status is not None
             assert status.deleted_at_ns is not None
+            if member.alive:
+                return Delete(name=name, cause=_cause(instance))
             end_ns = status.deleted_at_ns + _ns(policy.deleted_retention_seconds)
             plan.look_again(end_ns)
             return Purge(name=name) if now_ns >= end_ns else None
@@ -225,13 +273,22 @@ def _end_of_drain(member: Member, plan: Plan, now_ns: int) -> Action | None:
     assert status is not None
     drain = status.drain
     assert drain is not None
-    if drain.acked_at_ns is not None or now_ns >= drain.delete_at_ns:
+    waits_for_another = drain.replace and not member.instance.spec.on_demand and drain.reason != Cause.SPOT
+    if drain.acked_at_ns is not None or (_is_over(member.instance, now_ns) and not waits_for_another):
         return Delete(name=name, cause=Cause(drain.reason))
+    if _is_over(member.instance, now_ns):
+        return None
     plan.look_again(drain.delete_at_ns)
     plan.waiting.append(
         f"{name} drains ({drain.reason}): no acknowledgement yet, {_in(drain.delete_at_ns, now_ns)} left"
     )
     return None
+
+
+def _is_over(instance: Instance, now_ns: int) -> bool:
+    """Whether the time of its drain, if it drains, is up."""
+    drain = instance.status.drain if instance.status is not None else None
+    return drain is not None and now_ns >= drain.delete_at_ns
 
 
 def _cause(instance: Instance) -> Cause:
@@ -252,14 +309,14 @@ def _drains(
         cause = _urgent(member, plan, policy, now_ns)
         if cause is not None:
             chosen[member.instance.name] = (member, cause)
+    present = [member for member in candidates if member.instance.name not in chosen]
+    for member, cause in _surplus(group, present):
+        chosen[member.instance.name] = (member, cause)
     managed = [
         member
-        for member in candidates
+        for member in present
         if not member.instance.spec.on_demand and member.instance.name not in chosen
     ]
-    for member, cause in _surplus(group, managed):
-        chosen[member.instance.name] = (member, cause)
-    managed = [member for member in managed if member.instance.name not in chosen]
     renewal = _renewal(group, managed, plan, policy, now_ns, busy=draining or bool(chosen))
     if renewal is not None:
         chosen[renewal[0].instance.name] = renewal
@@ -285,11 +342,15 @@ def _urgent(member: Member, plan: Plan, policy: Policy, now_ns: int) -> Cause | 
     return None
 
 
-def _surplus(group: GroupFacts, managed: Sequence[Member]) -> Iterator[tuple[Member, Cause]]:
-    """Oldest first."""
-    cause = Cause.SCALE_DOWN if group.exists else Cause.GROUP_DELETED
+def _surplus(group: GroupFacts, present: Sequence[Member]) -> Iterator[tuple[Member, Cause]]:
+    """First what does not exist yet, then the oldest. Of a group that is gone everything goes."""
+    if not group.exists:
+        yield from ((member, Cause.GROUP_DELETED) for member in present)
+        return
+    managed = [member for member in present if not member.instance.spec.on_demand]
+    managed.sort(key=lambda member: state(member.instance) is not State.PENDING)
     for member in managed[: max(0, len(managed) - group.desired)]:
-        yield member, cause
+        yield member, Cause.SCALE_DOWN
 
 
 def _renewal(
@@ -323,8 +384,7 @@ def _renewal(
 def _drain(group: GroupFacts, member: Member, cause: Cause, plan: Plan, policy: Policy, now_ns: int) -> Drain:
     own = group.drain_timeout_seconds
     seconds = policy.drain_timeout_seconds if own is None else own
-    unannounced = state(member.instance) in (State.PENDING, State.PROVISIONED)
-    if unannounced or (cause is Cause.SCALE_DOWN and not policy.drain_on_scale_down):
+    if not _registered(member.instance) or (cause is Cause.SCALE_DOWN and not policy.drain_on_scale_down):
         seconds = 0.0  # nobody works on it yet, or nobody is to be asked
     delete_at_ns = now_ns + _ns(seconds)
     if member.spot_deadline_ns is not None:
@@ -336,13 +396,23 @@ def _drain(group: GroupFacts, member: Member, cause: Cause, plan: Plan, policy: 
     return drain
 
 
+def _registered(instance: Instance) -> bool:
+    return instance.status is not None and instance.status.registered_at_ns is not None
+
+
+def _nameless(instance: Instance) -> bool:
+    """It drains with notice, but the provider's id is not known, without which nobody can be told."""
+    status = instance.status
+    return state(instance) is State.DRAINING and _registered(instance) and not (status and status.provider_id)
+
+
 # What is missing.
 
 
 def _growth(group: GroupFacts, serving: Sequence[Member], present: Sequence[Member], plan: Plan) -> None:
     """Up to the desired size, with at most one more than that while others are leaving."""
-    for member in present:
-        if state(member.instance) is State.PENDING:
+    for member in serving:
+        if state(member.instance) is State.PENDING or _nameless(member.instance):
             plan.actions.append(Provision(name=member.instance.name))
     managed = [member for member in serving if not member.instance.spec.on_demand]
     active = [member for member in managed if state(member.instance) is not State.DRAINING]
