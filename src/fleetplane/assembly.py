@@ -59,7 +59,7 @@ async def _instances(settings: Settings, kernel: Kernel) -> Domain:
     )
     options = InstanceOptions(
         shard=wanted.shard,
-        state_directory=Path(settings.data_dir) / "instances",
+        state_directory=Path(settings.data_dir).absolute() / "instances",
         environment=settings.inherited,
         provider=wanted.provider,
         drain_on_scale_down=wanted.drain_on_scale_down,
@@ -88,9 +88,31 @@ def _objects(settings: Settings) -> Objects:
     )
 
 
+def _proxy_blueprint() -> Blueprint:
+    from fleetplane.domains.proxies.domain import BLUEPRINT
+
+    return BLUEPRINT
+
+
+async def _proxies(settings: Settings, kernel: Kernel) -> Domain:
+    from fleetplane.domains.proxies.domain import ProxyDomain
+    from fleetplane.domains.proxies.rest_side import RestOptions
+
+    wanted = settings.proxies
+    options = RestOptions(
+        version=__version__,
+        admin_email=wanted.admin_email,
+        admin_password=wanted.first_password(),
+        anyone_may_found=wanted.open_organizations,
+        requests_per_minute=wanted.requests_per_minute,
+    )
+    return await ProxyDomain.create(kernel, options)
+
+
 OFFERS: Mapping[str, Offer] = {
     "gpus": Offer(blueprint=_gpu_blueprint, build=_gpus),
     "instances": Offer(blueprint=_instance_blueprint, build=_instances),
+    "proxies": Offer(blueprint=_proxy_blueprint, build=_proxies),
 }
 
 

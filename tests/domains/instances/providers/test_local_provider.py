@@ -119,7 +119,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 async def told(state: Path, instance_id: str) -> dict[str, Any]:
     """What the stand-in agent says it was given."""
-    path = state / "instances" / instance_id / "recv" / "told.json"
+    path = state / "local" / instance_id / "recv" / "told.json"
     await eventually(path.exists)
     answer: dict[str, Any] = json.loads(path.read_text())
     return answer
@@ -139,7 +139,7 @@ async def test_an_agent_gets_private_directories_and_its_variables(start: Start,
     provider = await start(environment={"EXTRA": "1"})
     wanted = request(report_interval_seconds=1.5, args={"environment": {"NSTANCE_DEBUG": "true"}})
     await provider.create_instance(wanted)
-    directory = tmp_path / "instances" / wanted.instance_id
+    directory = tmp_path / "local" / wanted.instance_id
     environment = (await told(tmp_path, wanted.instance_id))["environment"]
 
     expected = {
@@ -190,7 +190,7 @@ async def test_an_agent_that_dies_is_a_machine_that_is_gone(start: Start, tmp_pa
     assert (await provider.create_instance(wanted)).status is ProviderStatus.DELETED
     assert ours(tmp_path) == []
     await provider.delete_instance(wanted.instance_id, "")
-    assert list((tmp_path / "instances").iterdir()) == []
+    assert list((tmp_path / "local").iterdir()) == []
 
 
 @pytest.mark.parametrize("temper", ["obedient", "stubborn"])
@@ -202,7 +202,7 @@ async def test_deleting_ends_the_agent_and_all_it_started(temper: str, start: St
 
     await provider.delete_instance(created.instance_id, created.provider_id)
     assert ours(tmp_path) == []
-    assert list((tmp_path / "instances").iterdir()) == []
+    assert list((tmp_path / "local").iterdir()) == []
 
 
 async def test_a_process_that_took_over_the_number_is_neither_believed_nor_killed(
@@ -213,7 +213,7 @@ async def test_a_process_that_took_over_the_number_is_neither_believed_nor_kille
     await eventually(lambda: ours(tmp_path) == [])
     stranger = await asyncio.create_subprocess_exec("sleep", "600")
     try:
-        note = tmp_path / "instances" / created.instance_id / "process.json"
+        note = tmp_path / "local" / created.instance_id / "process.json"
         was = json.loads(note.read_text())
         note.write_text(json.dumps({**was, "pid": stranger.pid}))
         assert await status_of(provider, created.instance_id) is ProviderStatus.DELETED
@@ -235,7 +235,7 @@ async def test_another_process_of_the_instance_with_the_number_is_not_the_agent(
     provider = await start("brood")
     created = await provider.create_instance(request())
     family = await told(tmp_path, created.instance_id)
-    note = tmp_path / "instances" / created.instance_id / "process.json"
+    note = tmp_path / "local" / created.instance_id / "process.json"
     # The child carries the instance's marker, and has got the number; only its start tells it apart.
     note.write_text(
         json.dumps({**json.loads(note.read_text()), "pid": family["children"][0], "start_ticks": 1})
@@ -257,7 +257,7 @@ def test_a_process_that_only_waits_to_be_reaped_has_ended(tmp_path: Path) -> Non
 
 
 async def test_what_is_no_instance_is_cleared_away_at_the_start(start: Start, tmp_path: Path) -> None:
-    barely = tmp_path / "instances" / "web1"
+    barely = tmp_path / "local" / "web1"
     barely.mkdir(parents=True)
     provider = await start()
     assert not barely.exists()
@@ -294,7 +294,7 @@ async def test_a_server_killed_at_any_step_leaves_one_instance_or_none(
         [(wanted.instance_id, ProviderStatus.RUNNING)] if alive else []
     )
     assert ours(tmp_path) == (left_running if alive else [])
-    assert [entry.name for entry in (tmp_path / "instances").iterdir()] == [wanted.instance_id] * alive
+    assert [entry.name for entry in (tmp_path / "local").iterdir()] == [wanted.instance_id] * alive
 
     # The retry that a restarted server makes ends in exactly one agent, whatever had happened.
     assert (await successor.create_instance(wanted)).status is ProviderStatus.RUNNING
@@ -307,7 +307,7 @@ async def test_a_creation_that_was_given_up_is_found_by_its_retry(start: Start, 
     provider = await start()
     wanted = request()
     attempt = asyncio.create_task(provider.create_instance(wanted))
-    record = tmp_path / "instances" / wanted.instance_id / "record.json"
+    record = tmp_path / "local" / wanted.instance_id / "record.json"
     await eventually(record.exists)
     attempt.cancel()
     with suppress(asyncio.CancelledError):
@@ -338,11 +338,11 @@ async def test_a_creation_that_cannot_start_leaves_nothing(start: Start, tmp_pat
     provider = await start()
     # The log cannot be opened for writing, so the launcher fails.
     wanted = request()
-    directory = tmp_path / "instances" / wanted.instance_id
+    directory = tmp_path / "local" / wanted.instance_id
     (directory / "agent.log").mkdir(parents=True)
     with pytest.raises(ProviderError, match="cannot start"):
         await provider.create_instance(wanted)
-    assert list((tmp_path / "instances").iterdir()) == []
+    assert list((tmp_path / "local").iterdir()) == []
     assert (await provider.create_instance(wanted)).status is ProviderStatus.RUNNING
 
 
@@ -351,7 +351,7 @@ async def test_a_log_past_its_limit_is_rolled_over(start: Start, tmp_path: Path)
     created = await provider.create_instance(request())
     await told(tmp_path, created.instance_id)
     await provider.get_instance_status(created.instance_id, "")
-    directory = tmp_path / "instances" / created.instance_id
+    directory = tmp_path / "local" / created.instance_id
     assert (directory / "agent.log").stat().st_size == 0
     assert (directory / "agent.log.1").read_text() == "x" * 100 + "\n"
 
@@ -386,7 +386,7 @@ async def test_an_id_that_is_no_file_name_is_refused(instance_id: str, start: St
         await provider.create_instance(wanted)
     with pytest.raises(InstanceGone):
         await provider.delete_instance(instance_id, "")
-    assert list((tmp_path / "instances").iterdir()) == []
+    assert list((tmp_path / "local").iterdir()) == []
 
 
 async def test_arguments_and_options_that_are_unknown_are_refused(

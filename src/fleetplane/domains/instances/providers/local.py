@@ -73,7 +73,7 @@ class LocalProvider(WithoutExtras):
     def __init__(self, context: ProviderContext) -> None:
         self._context = context
         self._options = LocalOptions()
-        self._records = Records(context.state_directory / "instances")
+        self._records = Records(context.state_directory / "local")
         self._known: dict[str, Record] = {}
         self._locks = tuple(threading.Lock() for _ in range(LOCKS))
         self._threads: ThreadPoolExecutor | None = None

@@ -1,0 +1,97 @@
+"""`make run`: everything comes up together, can be tried, ends together, and comes up again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fleetplane.settings import PREFIX, known_keys
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+WAIT_SECONDS = 40.0
+
+
+def until(condition: Callable[[], bool], what: str, log: Path, script: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert script.poll() is None, f"{what}: {log.read_text()[-3000:]}"
+        assert time.monotonic() < deadline, f"{what}: {log.read_text()[-3000:]}"
+        time.sleep(0.5)  # each look starts a process of its own
+
+
+def processes_of(data: Path) -> list[str]:
+    """Commands of all living processes that were given this data directory, by argument or environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command, environment = ((entry / name).read_bytes() for name in ("cmdline", "environ"))
+            except OSError:
+                continue
+            if command and str(data).encode() in command + environment:
+                found.append(command.replace(b"\0", b" ").decode())
+    return found
+
+
+@contextmanager
+def running(data: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    anywhere = {
+        PREFIX + key.upper().replace(".", "__").replace("-", "_"): "127.0.0.1:0"
+        for key, _ in known_keys()
+        if key.startswith("listeners.") and key.endswith(".addresses")
+    }
+    environment = {**os.environ, **anywhere, "FLEETPLANE_DATA_DIR": str(data)}
+    with log.open("ab") as output:
+        script = subprocess.Popen(
+            [ROOT / "tools" / "run.sh", BIN], stdout=output, stderr=output, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield script
+    finally:
+        if script.poll() is None:
+            script.terminate()
+            script.wait(WAIT_SECONDS)
+
+
+def fleetplane(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(BIN / "fleetplane"), *arguments, "--data-dir", str(data)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
+
+
+def registered(data: Path) -> list[str]:
+    listed = fleetplane(data, "instances", "list", "-o", "json")
+    if listed.returncode:
+        return []
+    return [entry["instance_id"] for entry in json.loads(listed.stdout) if entry["state"] == "registered"]
+
+
+def test_a_local_group_comes_up_scales_ends_with_the_server_and_comes_up_again(tmp_path: Path) -> None:
+    data, log = tmp_path / "data", tmp_path / "run.log"
+    with running(data, log) as script:
+        until(lambda: len(registered(data)) == 2, "two instances register", log, script)
+        homes = [data / "instances" / "local" / name for name in registered(data)]
+        wanted = [home / "recv" / file for home in homes for file in ("worker.env", "worker.crt")]
+        until(lambda: all(path.exists() for path in wanted), "they get their files", log, script)
+        scaled = fleetplane(data, "instances", "scale", "workers", "3", "--wait")
+        assert scaled.returncode == 0, scaled.stderr
+        assert len(processes_of(data)) >= 5, "script, server and three agents"
+
+        os.killpg(script.pid, signal.SIGINT)  # as a terminal does it
+        assert script.wait(WAIT_SECONDS) == 0
+        assert processes_of(data) == []
+    assert "Traceback" not in log.read_text()
+
+    with running(data, log) as script:
+        until(lambda: len(registered(data)) == 3, "as many as were asked for come back", log, script)
+        script.send_signal(signal.SIGTERM)
+        assert script.wait(WAIT_SECONDS) == 0
+        assert processes_of(data) == []
