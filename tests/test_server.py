@@ -97,11 +97,11 @@ def test_open_watches_do_not_delay_the_end(tmp_path: Path) -> None:
 
 
 def test_state_survives_a_kill(tmp_path: Path) -> None:
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, "--only", "gpus") as server:
         assert register(server, "gpu-1") == 1
         os.kill(server.pid, signal.SIGKILL)
         server.process.wait(10)
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, "--only", "gpus") as server:
         assert names(server) == ["gpu-1"]
 
 
@@ -118,7 +118,7 @@ def test_health_and_readiness_are_told_on_the_web_listener(tmp_path: Path) -> No
 
 
 def test_metrics_follow_the_state(tmp_path: Path) -> None:
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, "--only", "gpus") as server:
         register(server, "gpu-1")
         with grpc.insecure_channel(server.socket) as channel:
             stub = provider_pb2_grpc.ProviderServiceStub(channel)

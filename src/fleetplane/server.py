@@ -41,7 +41,11 @@ LOCAL_PRINCIPAL = Principal(name="local", roles=frozenset({Role("local")}))
 """Whoever reached a socket that only this machine can reach."""
 
 
-async def serve(settings: Settings, *, announce: Callable[[dict[str, list[str]]], None]) -> None:
+Announce = Callable[[dict[str, list[str]], Sequence[str]], None]
+"""Tells the person who started the server where to go, and what else they should know."""
+
+
+async def serve(settings: Settings, *, announce: Announce) -> None:
     """Run until SIGTERM or SIGINT, then end what is open cleanly."""
     clock = SystemClock()
     stop = _stop_on_signals()
@@ -61,6 +65,7 @@ async def serve(settings: Settings, *, announce: Callable[[dict[str, list[str]]]
         for domain in domains:
             await domain.prepare()
         ops = OpsApp(registry, version=__version__)
+        ops.mount(mount for domain in domains for mount in domain.routes)
         health = HealthBoard()
         apps = compose(blueprints, domains, calls, clock, health)
         _collect(registry, domains, calls, store)
@@ -82,7 +87,7 @@ async def serve(settings: Settings, *, announce: Callable[[dict[str, list[str]]]
             ops.readiness = Readiness.READY
             stack.enter_context(_ready_file(settings, addresses))
             log.info("server.ready", version=__version__, pid=os.getpid(), **addresses)
-            announce(addresses)
+            announce(addresses, [line for domain in domains for line in domain.notices])
             await stop.wait()
             log.info("server.stopping", grace_seconds=settings.shutdown.grace_seconds)
             ops.readiness = Readiness.DRAINING

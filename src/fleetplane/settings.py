@@ -25,7 +25,7 @@ PREFIX = "FLEETPLANE_"
 CLIENT_VARIABLES = frozenset({"FLEETPLANE_DEVICE_API"})
 """Variables of the command line's clients, which share our prefix."""
 
-DOMAINS = ("gpus", "instances")
+DOMAINS = ("gpus", "instances", "proxies")
 DEFAULT_SOCKET = Path("/var/run/device-api/device.sock")
 DEFAULT_PLACE = "unix:"
 """An address that stands for the default socket: the system's for root, else in the data directory."""
@@ -183,6 +183,31 @@ class InstanceSettings(Section, frozen=True):
             raise SettingsError("instances.bucket: must be given for the storage s3")
 
 
+class ProxySettings(Section, frozen=True):
+    admin_email: str = "admin@fleetplane.local"
+    """Of the first administrator, who is made when there is no user yet."""
+    admin_password: str = ""
+    """Empty: from the file below; empty too: made up and shown once."""
+    admin_password_file: str = ""
+    open_organizations: bool = True
+    """Whether every user may create organizations, or only system administrators."""
+    requests_per_minute: int = 1000
+    """Per caller."""
+
+    def __post_init__(self) -> None:
+        _at_least("proxies.requests_per_minute", self.requests_per_minute, 1)
+
+    def first_password(self) -> str:
+        if self.admin_password or not self.admin_password_file:
+            return self.admin_password
+        try:
+            return Path(self.admin_password_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingsError(
+                f"proxies.admin_password_file: cannot read {self.admin_password_file}: {error}"
+            ) from error
+
+
 class Settings(Section, frozen=True):
     data_dir: str = "./fleetplane-data"
     only: tuple[str, ...] = ()
@@ -196,6 +221,7 @@ class Settings(Section, frozen=True):
     listeners: ListenersSettings = ListenersSettings()
     gpus: GpuSettings = GpuSettings()
     instances: InstanceSettings = InstanceSettings()
+    proxies: ProxySettings = ProxySettings()
 
     def __post_init__(self) -> None:
         for name in self.only:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -58,7 +59,7 @@ def server(
     uvloop.run(serve(loaded, announce=_announce))
 
 
-def _announce(addresses: dict[str, list[str]]) -> None:
+def _announce(addresses: dict[str, list[str]], notices: Sequence[str]) -> None:
     """Say where to go, for a person at a terminal."""
     click.echo("Fleetplane is ready.")
     for name, places in addresses.items():
@@ -70,3 +71,5 @@ def _announce(addresses: dict[str, list[str]]) -> None:
         click.echo(f"  fleetplane gpus watch --address {device.removeprefix('http://')}")
     if web := next(iter(addresses.get("web", [])), None):
         click.echo(f"  curl {web}/metrics")
+    if notices:
+        click.echo("\n" + "\n".join(notices))

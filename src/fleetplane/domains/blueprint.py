@@ -15,6 +15,7 @@ from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import Authentication, Authenticator, CallStatistics, MethodRow
+from fleetplane.web.ops import Mount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,16 @@ class Domain(Protocol):
 
     @property
     def collectors(self) -> Sequence[Collector]: ...
+
+    @property
+    def routes(self) -> Sequence[Mount]:
+        """What the web listener should pass on to this domain; asked for after `prepare`."""
+        ...
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """Lines for the person who started the server, such as a password that is shown once."""
+        ...
 
     async def prepare(self) -> None:
         """Bring stored state to what can be believed, before anyone may ask for it."""

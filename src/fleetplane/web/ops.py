@@ -1,13 +1,15 @@
 """The operator's end of the web listener: `/healthz`, `/livez`, `/readyz`, `/metrics`.
 
 A bare ASGI application: these four must answer while everything else is starting, drowning
-or going down.
+or going down. It is also the listener's front door: what other applications were mounted here
+is passed on to them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -26,6 +28,19 @@ INDEX = {
 }
 
 
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """An ASGI application for one path and everything below it, over HTTP and WebSocket."""
+
+    path: str
+    app: App
+    summary: str = ""
+    """What is there, for people; empty for what they need not know of."""
+
+
 class Readiness(StrEnum):
     STARTING = "not ready"
     READY = "ok"
@@ -36,9 +51,23 @@ class OpsApp:
     def __init__(self, registry: CollectorRegistry, *, version: str) -> None:
         self._registry = registry
         self._version = version
+        self._mounts: list[Mount] = []
         self.readiness = Readiness.STARTING
 
-    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+    def mount(self, mounts: Iterable[Mount]) -> None:
+        """Pass on what lies at or below these paths; the longest that fits decides."""
+        self._mounts = sorted((*self._mounts, *mounts), key=lambda mount: -len(mount.path))
+
+    def _mounted(self, path: str) -> App | None:
+        for mount in self._mounts:
+            if path == mount.path or path.startswith(mount.path + "/"):
+                return mount.app
+        return None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket") and (app := self._mounted(scope["path"])) is not None:
+            await app(scope, receive, send)
+            return
         if scope["type"] != "http":
             return
         status, content_type, body, extra = self._answer(scope)
@@ -73,7 +102,8 @@ class OpsApp:
                 encode, content_type = choose_encoder(accepted.decode("latin-1"))
                 return 200, content_type, encode(self._registry), []
             case _:
-                page = {"product": "fleetplane", "version": self._version, "paths": INDEX}
+                told = {mount.path: mount.summary for mount in reversed(self._mounts) if mount.summary}
+                page = {"product": "fleetplane", "version": self._version, "paths": INDEX | told}
                 return 200, "application/json", json.dumps(page, indent=2).encode() + b"\n", []
 
 

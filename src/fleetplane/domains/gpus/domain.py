@@ -19,6 +19,7 @@ from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
 from fleetplane.kernel.access import Grant, Permission, Role
 from fleetplane.rpc import Authentication, Authenticator, MethodRow
+from fleetplane.web.ops import Mount
 
 LISTENER = "device-api"
 READ = Permission("gpus.read")
@@ -80,6 +81,8 @@ class GpuDomain:
         )  # fmt: skip
 
     server_names: Sequence[str] = ()
+    routes: Sequence[Mount] = ()
+    notices: Sequence[str] = ()
     authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = {}
 
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:

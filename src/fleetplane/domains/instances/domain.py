@@ -39,6 +39,7 @@ from fleetplane.kernel.reconcile.metrics import ReconcileCollector
 from fleetplane.kernel.session_metrics import SessionCollector
 from fleetplane.kernel.sessions import STOPPING, Sessions
 from fleetplane.rpc import Authentication, Authenticator, MethodRow, Rate
+from fleetplane.web.ops import Mount
 
 log = structlog.get_logger(__name__)
 
@@ -215,6 +216,9 @@ class InstanceDomain:
         advertised = self.addresses()
         places = (advertised.registration, advertised.agent, advertised.operator)
         return ["nstance-server", *(place.rpartition(":")[0].strip("[]") for place in places if place)]
+
+    routes: Sequence[Mount] = ()
+    notices: Sequence[str] = ()
 
     # Life.
 

@@ -217,7 +217,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     section: str
     id: str
     change: Literal["added", "removed", "changed"]
-    fields: dict[str, tuple[object, object]] = {}
+    fields: dict[str, tuple[Any, Any]] = {}
     """For a changed object: each differing field before and after."""
 
 

@@ -48,11 +48,16 @@ class Passwords:
         self._clock = clock
         self._hasher = PasswordHasher()
         self._turns = asyncio.Semaphore(CONCURRENT_HASHES)
-        self._nobodys = ""
+        self._nobodys: asyncio.Task[str] | None = None
+
+    def _password_of_nobody(self) -> asyncio.Task[str]:
+        """The hash of a password that nobody has, made once; `prepare` makes it before it is needed."""
+        if self._nobodys is None:
+            self._nobodys = asyncio.create_task(self.hash(self._clock.token_bytes(32).hex()))
+        return self._nobodys
 
     async def prepare(self) -> None:
-        """The hash of a password that nobody has."""
-        self._nobodys = await self.hash(self._clock.token_bytes(32).hex())
+        await self._password_of_nobody()
 
     async def hash(self, password: str) -> str:
         async with self._turns:
@@ -61,7 +66,7 @@ class Passwords:
     async def verify(self, user: str | None, password: str) -> str | None:
         """What is stored of the user's password, if it is this one."""
         stored = await self._stored(user) if user is not None else None
-        tried = self._nobodys if stored is None else stored
+        tried = await asyncio.shield(self._password_of_nobody()) if stored is None else stored
         if len(password.encode("utf-8", "replace")) > PASSWORD_LIMIT_BYTES:
             return None
         async with self._turns:

@@ -141,8 +141,8 @@ class NobodyThere:
     async def order(self, agent: Agent, _order: Order, *, actor: str) -> Result:  # noqa: ARG002  # same
         raise Unavailable(f"agent {agent.spec.name} is not connected")
 
-    async def traffic(self, _workspace: str, _agents: Collection[str], **_window: int) -> Traffic:
+    async def traffic(self, workspace: str, agents: Collection[str], **window: int) -> Traffic:  # noqa: ARG002
         return Traffic()
 
-    async def access_log(self, _workspace: str, _query: LogQuery) -> LogPage:
+    async def access_log(self, workspace: str, query: LogQuery) -> LogPage:  # noqa: ARG002
         return LogPage()

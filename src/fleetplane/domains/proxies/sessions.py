@@ -94,6 +94,10 @@ class Sessions:
     def jwks(self) -> dict[str, list[dict[str, str]]]:
         return self._keys.jwks()
 
+    def key_age_seconds(self) -> float:
+        """Of the key that signs."""
+        return (self._clock.now_ns() - self._keys.created_at_ns) / NS
+
     async def rotate_keys(self, *, actor: str) -> str:
         """Sign with a new key; tokens of the old one stay good for as long as they live."""
         return await self._keys.rotate(actor=actor)

@@ -128,6 +128,11 @@ class SigningKeys:
         """Of the key that signs now."""
         return self._records[0].kid
 
+    @property
+    def created_at_ns(self) -> int:
+        """When the key that signs now was made."""
+        return self._records[0].created_at_ns
+
     def sign(
         self, claims: Mapping[str, object], *, life_seconds: float, backdate_seconds: float = BACKDATE_SECONDS
     ) -> str:

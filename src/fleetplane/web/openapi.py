@@ -1,0 +1,126 @@
+"""The OpenAPI 3.1 document of a route table.
+
+Made from the same table that serves the requests; schemas are msgspec's own, of the same
+structs that bodies are read into and answers are written from. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from fleetplane.web.problems import ErrorEnvelope
+from fleetplane.web.routes import Query, Route, RouteTable
+
+VERSION = "3.1.0"
+_REFERENCE = "#/components/schemas/{name}"
+_PARAMETER = re.compile(r"\{(\w+)\}")
+_ERRORS = {
+    "401": "Authentication required or invalid credentials",
+    "403": "Insufficient permissions",
+    "404": "Resource not found",
+    "409": "Resource conflict",
+    "422": "Request validation failed",
+    "429": "Too many requests",
+    "500": "Server internal error",
+    "503": "Service temporarily unavailable",
+}
+_WORDS = {200: "OK", 201: "Created", 202: "Accepted", 204: "Done"}
+
+
+def document(table: RouteTable, *, title: str, version: str, description: str) -> dict[str, Any]:
+    shapes = [ErrorEnvelope, *_shapes(table.routes)]
+    references, schemas = msgspec.json.schema_components(shapes, ref_template=_REFERENCE)
+    by_shape = dict(zip(shapes, references, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in table.routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_shape)
+    return {
+        "openapi": VERSION,
+        "info": {"title": title, "version": version, "description": description},
+        "servers": [{"url": table.prefix}],
+        "security": [{"bearer": []}],
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}},
+            "responses": {
+                status: {
+                    "description": words,
+                    "content": {"application/json": {"schema": by_shape[ErrorEnvelope]}},
+                }
+                for status, words in _ERRORS.items()
+            },
+        },
+    }
+
+
+def _shapes(routes: Iterable[Route]) -> list[Any]:
+    """Each once, in the order of the table."""
+    found = (shape for route in routes for shape in (route.body, route.answer) if shape is not None)
+    return list(dict.fromkeys(found))
+
+
+def _operation(route: Route, by_shape: dict[Any, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "operationId": route.handler.__qualname__.replace("Routes.", "_").replace(".", "_"),
+        "summary": route.summary,
+        "tags": [route.tag],
+        "parameters": [*_path_parameters(route), *(_query_parameter(query) for query in route.query)],
+        "responses": _responses(route, by_shape),
+    }
+    if route.public:
+        made["security"] = []
+    if route.method == "POST" and not route.public:
+        made["parameters"].append(_header("Idempotency-Key", "Sent twice, done once", 255))
+    if route.method in ("PATCH", "DELETE"):
+        made["parameters"].append(_header("If-Match", "The ETag of the version that is meant", 255))
+    if route.body is not None:
+        made["requestBody"] = {
+            "required": not route.body_optional,
+            "content": {"application/json": {"schema": by_shape[route.body]}},
+        }
+    return made
+
+
+def _responses(route: Route, by_shape: dict[Any, Any]) -> dict[str, Any]:
+    done: dict[str, Any] = {"description": _WORDS[route.status]}
+    if route.answer is not None:
+        done["content"] = {"application/json": {"schema": by_shape[route.answer]}}
+    return {
+        str(route.status): done,
+        **{status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS},
+    }
+
+
+def _path_parameters(route: Route) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in _PARAMETER.findall(route.path)
+    ]
+
+
+def _header(name: str, summary: str, limit: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "header",
+        "description": summary,
+        "schema": {"type": "string", "maxLength": limit},
+    }
+
+
+def _query_parameter(query: Query) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer" if query.kind == "integer" else "string"}
+    if query.kind == "date-time":
+        schema["format"] = "date-time"
+    optional = {
+        "enum": list(query.choices) or None,
+        "default": query.default,
+        "minimum": query.low,
+        "maximum": query.high,
+    }
+    schema |= {name: value for name, value in optional.items() if value is not None}
+    return {"name": query.name, "in": "query", "description": query.summary, "schema": schema}
