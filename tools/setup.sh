@@ -31,6 +31,21 @@ install_packages() {
         { say "could not install; please run as root: apt-get install $*"; exit 1; }
 }
 
+# NGINX is driven by tests that start their own; the system's must not start just because it was installed.
+quiet_nginx() {
+    command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] && return
+    local policy=/usr/sbin/policy-rc.d ours=
+    if ! [ -e $policy ]; then
+        ours=yes
+        printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null && as_root chmod 755 $policy ||
+            { say "could not install; please run as root: apt-get install nginx"; exit 1; }
+    fi
+    local installed=0
+    (install_packages nginx) || installed=$?
+    [ -z "$ours" ] || as_root rm -f $policy
+    return $installed
+}
+
 python_environment() {
     local venv=$1 python=${PYTHON:-python3}
     need "$python" python3
@@ -51,7 +66,10 @@ python_environment() {
 
 case ${1:-} in
     python) python_environment "$2" ;;
-    test) need gcc gcc libc6-dev ;;  # builds the stand-in NVML library that the real bindings are tested on
+    test)
+        need gcc gcc libc6-dev  # builds the stand-in NVML library that the real bindings are tested on
+        quiet_nginx             # the proxy agent is tested on a real one
+        ;;
     bench) need h2load nghttp2-client; need taskset util-linux ;;
     *) say "usage: setup.sh python VENV | test | bench"; exit 2 ;;
 esac

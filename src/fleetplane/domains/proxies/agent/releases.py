@@ -1,0 +1,173 @@
+"""Releases on disk: a folder each, complete before it gets its name, and a link to the one in use.
+
+A release holds everything it needs, its certificates and the update it was made from too, so that
+going back to it brings back all of it. Blocking; knows nothing of NGINX's process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from fleetplane.domains.proxies.agent.checksum import checksum
+from fleetplane.domains.proxies.agent.rendering import Note, Rendered
+from fleetplane.domains.proxies.agent.site import Paths
+from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+from fleetplane.kernel.durable import link_durably, sync_folder, write_synced
+from fleetplane.kernel.errors import IntegrityError
+
+KEPT: Final = 5
+"""Releases that are left on disk for people to look at, the one in use among them."""
+_UPDATE: Final = "update.pb"
+_MANIFEST: Final = "manifest.json"
+_UNFINISHED: Final = ".unfinished"
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    release: str
+    version: int
+    config_id: str
+    checksum: str
+    """Of what the server asked for; the servers we found dead do not count."""
+    digest: str
+    """Of the files as they were written."""
+    down: dict[str, list[str]] = {}
+    notes: dict[str, str] = {}
+
+
+class Release(msgspec.Struct, frozen=True, kw_only=True):
+    manifest: Manifest
+    update: pb.ConfigUpdate
+
+    @property
+    def name(self) -> str:
+        return self.manifest.release
+
+    @property
+    def down(self) -> dict[str, frozenset[str]]:
+        return {upstream: frozenset(servers) for upstream, servers in self.manifest.down.items()}
+
+
+class Releases:
+    def __init__(self, paths: Paths) -> None:
+        self._paths = paths
+
+    def __repr__(self) -> str:
+        return f"<Releases in {self._paths.releases} current={self.current()}>"
+
+    def prepare(self) -> None:
+        """Make the folders. NGINX's workers, another user perhaps, must reach logs and scratch files."""
+        for folder, mode in (
+            (self._paths.state, 0o711),
+            (self._paths.releases, 0o700),
+            (self._paths.run, 0o700),
+            (self._paths.logs, 0o711),
+            (self._paths.temporary, 0o711),
+        ):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(mode)
+
+    def folder(self, release: str) -> Path:
+        return self._paths.releases / release
+
+    def config(self, release: str) -> Path:
+        return self.folder(release) / "nginx.conf"
+
+    def current(self) -> str:
+        """The release the link points to; empty if there is none."""
+        try:
+            return self._paths.current.readlink().name
+        except FileNotFoundError:
+            return ""
+
+    def stage(
+        self,
+        release: str,
+        update: pb.ConfigUpdate,
+        rendered: Rendered,
+        down: Mapping[str, frozenset[str]],
+    ) -> Release:
+        manifest = Manifest(
+            release=release,
+            version=update.version,
+            config_id=update.config_id,
+            checksum=checksum(update),
+            digest=_digest((name, file.content) for name, file in rendered.files.items()),
+            down={upstream: sorted(servers) for upstream, servers in down.items() if servers},
+            notes={note.id: note.message for note in rendered.notes},
+        )
+        staged = self.folder(f"{release}{_UNFINISHED}")
+        shutil.rmtree(staged, ignore_errors=True)
+        for folder in (staged, staged / "conf.d", staged / "certs"):
+            folder.mkdir(mode=0o700)
+        for name, file in rendered.files.items():
+            write_synced(staged / name, file.content, mode=file.mode)
+        write_synced(staged / _UPDATE, update.SerializeToString(), mode=0o600)
+        write_synced(staged / _MANIFEST, msgspec.json.encode(manifest), mode=0o600)
+        for folder in (staged / "conf.d", staged / "certs", staged):
+            sync_folder(folder)
+        staged.rename(self.folder(release))
+        sync_folder(self._paths.releases)
+        return Release(manifest=manifest, update=update)
+
+    def load(self, release: str) -> Release:
+        folder = self.folder(release)
+        try:
+            manifest = msgspec.json.decode((folder / _MANIFEST).read_bytes(), type=Manifest)
+            update = pb.ConfigUpdate.FromString((folder / _UPDATE).read_bytes())
+        except (OSError, msgspec.MsgspecError) as error:
+            raise IntegrityError(f"release {release} cannot be read: {error}") from error
+        return Release(manifest=manifest, update=update)
+
+    def switch(self, release: str) -> None:
+        link_durably(self._paths.current, os.path.relpath(self.folder(release), self._paths.current.parent))
+
+    def discard(self, release: str) -> None:
+        shutil.rmtree(self.folder(release), ignore_errors=True)
+
+    def drifted(self, release: Release) -> bool:
+        """Did somebody change the files by hand?"""
+        folder = self.folder(release.name)
+        try:
+            names = [
+                path.relative_to(folder).as_posix()
+                for path in folder.rglob("*")
+                if path.is_file() and path.name not in (_UPDATE, _MANIFEST)
+            ]
+            found = _digest((name, (folder / name).read_bytes()) for name in names)
+        except OSError:
+            return True
+        return found != release.manifest.digest
+
+    def sweep(self, *, keep: Iterable[str]) -> None:
+        """Remove what was never finished and what is too old to be of interest."""
+        kept = set(keep)
+        names = [path.name for path in self._paths.releases.iterdir()]
+        finished = sorted((name for name in names if not name.endswith(_UNFINISHED)), key=_serial)
+        recent = set(finished[-KEPT:])
+        for name in names:
+            if name not in kept | recent:
+                self.discard(name)
+
+
+def _serial(name: str) -> int:
+    number = name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
+
+
+def _digest(files: Iterable[tuple[str, bytes]]) -> str:
+    whole = hashlib.sha256()
+    for name, content in sorted(files):
+        whole.update(f"{name}\0{len(content)}\0".encode())
+        whole.update(content)
+    return whole.hexdigest()
+
+
+def notes_of(release: Release) -> list[Note]:
+    return [Note(id=identity, message=message) for identity, message in release.manifest.notes.items()]
