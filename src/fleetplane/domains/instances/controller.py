@@ -351,7 +351,10 @@ class _Work:
             self._tenant, action.name, _deleting(action.cause), action="deleting"
         )
         if instance is None or instance.status is None or instance.status.deleting_at_ns is None:
-            return  # gone meanwhile, or not to go any more
+            # Gone meanwhile, or not to go any more: what else was planned counted on it.
+            self._growing = False
+            self._again.append(0.0)
+            return
         if not await self._removed(instance, asked=asked):
             self._again.append(DELETE_POLL_SECONDS)
             return
