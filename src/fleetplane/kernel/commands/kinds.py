@@ -40,6 +40,7 @@ class TargetSpec(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     command_scope: str
     channel: str
+    verb: str
     target: str
     deliver_by_ns: int
 

@@ -146,7 +146,7 @@ class Commands:
                 draft.put(
                     COMMAND_TARGET, below, name,
                     spec=TargetSpec(
-                        command=command, command_scope=scope, channel=self._channel, target=name,
+                        command=command, command_scope=scope, channel=self._channel, verb=verb, target=name,
                         deliver_by_ns=draft.now_ns + round(deliver_within_seconds * NS),
                     ),
                     status=steps.begun(state, spec, draft.now_ns),

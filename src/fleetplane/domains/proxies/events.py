@@ -1,0 +1,206 @@
+"""What those who watch a fleet are told, worked out from what was written. Pure.
+
+Every event follows from one write alone: from the resource as it is after it. So the same
+events come out whether they are told as they happen or read from the store's history later,
+and nothing needs to be remembered in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from fleetplane.domains.proxies import deployment
+from fleetplane.domains.proxies.access import READ
+from fleetplane.domains.proxies.alerts import ALERT, Alert
+from fleetplane.domains.proxies.commander import CHANNEL
+from fleetplane.domains.proxies.kinds import (
+    AGENT,
+    AGENT_TOKEN,
+    CERTIFICATE,
+    DEPLOYMENT,
+    UPSTREAM,
+    VIRTUAL_HOST,
+    Agent,
+    AgentToken,
+    Certificate,
+    Deployment,
+)
+from fleetplane.domains.proxies.values import CertificateState, DeploymentState
+from fleetplane.kernel.access import Permission
+from fleetplane.kernel.commands import COMMAND_TARGET, CommandTarget, State
+from fleetplane.kernel.commands.kinds import is_open
+from fleetplane.kernel.events import Event, EventType
+from fleetplane.kernel.resources import AnyKind, AnyResource
+from fleetplane.web.times import spelled
+
+KINDS: tuple[AnyKind, ...] = (
+    AGENT_TOKEN, AGENT, DEPLOYMENT, ALERT, CERTIFICATE, VIRTUAL_HOST, UPSTREAM, COMMAND_TARGET,
+)  # fmt: skip
+"""In the order in which the events of one write are told."""
+
+HadOne = Callable[[Certificate], bool]
+"""Whether a certificate has been issued before."""
+Facts = Iterator[tuple[str, dict[str, Any]]]
+"""An event's type and data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """One event, ready to be sent to whoever may and wants to know."""
+
+    type: str
+    revision: int
+    scope: str
+    """Of what it is about: who may read that may hear of it."""
+    permission: Permission
+    facts: Mapping[str, str]
+    """What filters look at."""
+    text: str
+    """As it goes out."""
+
+
+def told(event: Event, *, had_one: HadOne) -> Iterator[Told]:
+    """The events that one change means."""
+    resource = event.resource
+    for kind, data in _READERS[resource.kind](resource, event.type, had_one):
+        yield _told(kind, data, resource, event.revision)
+
+
+def _told(kind: str, data: dict[str, Any], resource: AnyResource, revision: int) -> Told:
+    places = _places(resource.scope)
+    data.setdefault("workspace_id", places.get("workspace_id"))
+    data["revision"] = revision
+    envelope = {"type": kind, "timestamp": spelled(resource.updated_at_ns), "data": data}
+    facts = places | {name: str(data[name]) for name in ("agent_id", "severity") if name in data}
+    return Told(
+        type=kind,
+        revision=revision,
+        scope=resource.scope,
+        permission=READ,
+        facts=facts,
+        text=msgspec.json.encode(envelope).decode(),
+    )
+
+
+def _places(scope: str) -> dict[str, str]:
+    """The organisation and workspace of a scope such as `org/{org}/ws/{ws}/…`."""
+    parts = scope.split("/")
+    found = {}
+    if len(parts) >= 2 and parts[0] == "org":
+        found["organization_id"] = parts[1]
+    if len(parts) >= 4 and parts[2] == "ws":
+        found["workspace_id"] = parts[3]
+    return found
+
+
+def _agent(agent: Agent, change: EventType, _had_one: HadOne) -> Facts:
+    if change is EventType.DELETED:
+        yield "agent.deleted", {"agent_id": agent.name, "name": agent.spec.name}
+        return
+    status = agent.status
+    if status is None:
+        return
+    now_ns = agent.updated_at_ns
+    if status.connected_at_ns == now_ns:
+        place = {"hostname": status.hostname, "ip_address": status.ip_address}
+        yield "agent.connected", {"agent_id": agent.name, **place}
+    if status.disconnected_at_ns == now_ns:
+        reason = status.reasons[0] if status.reasons else ""
+        yield "agent.disconnected", {"agent_id": agent.name, "reason": reason}
+    if status.state_changed_at_ns == now_ns:
+        state = {"state": status.state, "reasons": status.reasons}
+        yield "agent.state_changed", {"agent_id": agent.name, **state}
+
+
+def _agent_token(token: AgentToken, change: EventType, _had_one: HadOne) -> Facts:
+    status = token.status
+    if change is EventType.MODIFIED and status is not None and status.activated_at_ns == token.updated_at_ns:
+        yield "agent.registered", {"agent_id": token.name}
+
+
+def _deployment(found: Deployment, change: EventType, _had_one: HadOne) -> Facts:
+    status, spec = found.status, found.spec
+    if change is EventType.DELETED or status is None:
+        return
+    about = {
+        "agent_id": found.scope.rpartition("/")[2],
+        "config_id": spec.config_id,
+        "version": spec.version,
+    }
+    if status.state in deployment.FINAL:
+        success = status.state is DeploymentState.SUCCESS
+        outcome = {"duration_ms": status.duration_ms or 0, "success": success, "status": status.state}
+        yield "config.applied", {**about, **outcome, **({} if success else {"error": status.error})}
+    elif status.changed_at_ns <= spec.sent_at_ns:
+        yield "config.started", about
+
+
+def _alert(alert: Alert, change: EventType, _had_one: HadOne) -> Facts:
+    about = {"agent_id": alert.scope.rpartition("/")[2], "alert_id": alert.name}
+    if change is EventType.DELETED:
+        yield "health.resolved", about
+        return
+    spec = alert.spec
+    found = {"severity": spec.severity, "message": spec.message, "metric": spec.metric, "value": spec.value}
+    yield "health.alert", {**about, **found}
+
+
+def _certificate(certificate: Certificate, change: EventType, had_one: HadOne) -> Facts:
+    about = {"certificate_id": certificate.name, "domain": certificate.spec.domain}
+    state = certificate.status.state if certificate.status is not None else None
+    if change is EventType.DELETED:
+        return
+    if state is CertificateState.FAILED:
+        assert certificate.status is not None
+        yield "certificate.failed", {**about, "error": certificate.status.error}
+    elif state is CertificateState.ACTIVE:
+        assert certificate.status is not None
+        renewed = change is EventType.MODIFIED and had_one(certificate)
+        expires = certificate.status.expires_at_ns
+        until = {"expires_at": spelled(expires) if expires is not None else None}
+        yield "certificate.renewed" if renewed else "certificate.issued", {**about, **until}
+
+
+_CHANGES = {EventType.ADDED: "created", EventType.MODIFIED: "updated", EventType.DELETED: "deleted"}
+
+
+def _virtual_host(host: AnyResource, change: EventType, _had_one: HadOne) -> Facts:
+    about = {"virtual_host_id": host.name, "name": host.spec.name, "server_name": host.spec.server_name}
+    yield f"virtual_host.{_CHANGES[change]}", about
+
+
+def _upstream(upstream: AnyResource, change: EventType, _had_one: HadOne) -> Facts:
+    yield f"upstream.{_CHANGES[change]}", {"upstream_id": upstream.name, "name": upstream.spec.name}
+
+
+def _command(target: CommandTarget, change: EventType, _had_one: HadOne) -> Facts:
+    if change is EventType.DELETED or target.spec.channel != CHANNEL or is_open(target):
+        return
+    assert target.status is not None
+    yield (
+        "command.completed",
+        {
+            "agent_id": target.spec.target,
+            "command_id": target.spec.command,
+            "command": target.spec.verb,
+            "outcome": target.status.state,
+            "success": target.status.state is State.OK,
+            "message": target.status.detail,
+        },
+    )
+
+
+_READERS: Mapping[str, Callable[[Any, EventType, HadOne], Facts]] = {
+    AGENT.name: _agent,
+    AGENT_TOKEN.name: _agent_token,
+    DEPLOYMENT.name: _deployment,
+    ALERT.name: _alert,
+    CERTIFICATE.name: _certificate,
+    VIRTUAL_HOST.name: _virtual_host,
+    UPSTREAM.name: _upstream,
+    COMMAND_TARGET.name: _command,
+}
