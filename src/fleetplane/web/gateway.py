@@ -129,7 +129,9 @@ def _bounded(receive: Receive) -> Receive:
     async def receiving() -> Message:
         nonlocal seen
         message = await receive()
-        seen += len(message.get("body", b""))
+        if "body" not in message:  # as ASGI allows, and not everyone expects
+            return {**message, "body": b""}
+        seen += len(message["body"])
         if seen > BODY_LIMIT_BYTES:
             raise Rejected(_TOO_LONG)
         return message
