@@ -6,6 +6,7 @@ imported one is active at once. The private key goes into the vault and never co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -45,6 +46,9 @@ from fleetplane.kernel.store import Store
 from fleetplane.web.problems import Code, Problem, Rejected
 
 LETS_ENCRYPT = "letsencrypt"
+"""The authority that the server is a client of, whichever that is."""
+SELF_SIGNED = "selfsigned"
+"""Made here and trusted by nobody: for development."""
 IMPORTED = "imported"
 PROVIDERS = (LETS_ENCRYPT,)
 """Whom a certificate can be requested from; imported ones come from their owner."""
@@ -137,8 +141,25 @@ def _names(leaf: x509.Certificate) -> tuple[str, ...]:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """What can be requested from this server."""
+
+    providers: tuple[str, ...] = PROVIDERS
+    dns: Callable[[str], bool] = lambda _: False
+    """Whether a domain can be proved over DNS, as wildcards have to be."""
+
+
 class Certificates:
-    def __init__(self, store: Store, clock: Clock, workspaces: Workspaces, vault: Vault) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        workspaces: Workspaces,
+        vault: Vault,
+        offered: Offered = Offered(),  # noqa: B008  # frozen
+    ) -> None:
+        self._offered = offered
         self._store = store
         self._clock = clock
         self._workspaces = workspaces
@@ -152,7 +173,7 @@ class Certificates:
 
     async def request(self, scope: str, spec: CertificateSpec, *, actor: str) -> Certificate:
         """Pending, until it is issued."""
-        refuse([*domain_problems(spec.domain), *_request_problems(spec)])
+        refuse([*domain_problems(spec.domain), *_request_problems(spec, self._offered)])
         status = CertificateStatus(state=CertificateState.PENDING)
         return await self._create(scope, spec, status, None, cause="certificate.request", actor=actor)
 
@@ -225,7 +246,9 @@ class Certificates:
             status = before.status or CertificateStatus(state=CertificateState.PENDING)
             state = CertificateState.RENEWING if status.fingerprint else CertificateState.PENDING
             plan = self._workspaces.plan(scope, cause="certificate.renew", subject=identity, actor=actor)
-            renewed = msgspec.structs.replace(status, state=state, error="")
+            renewed = msgspec.structs.replace(
+                status, state=state, error="", failures=0, next_attempt_at_ns=None
+            )
             plan.puts.append(
                 Put(kind=CERTIFICATE, name=identity, spec=before.spec, before=before, status=renewed)
             )
@@ -295,11 +318,12 @@ def _claimed(spec: CertificateSpec) -> str:
     return f"{spec.domain.lower()} {spec.provider}"
 
 
-def _request_problems(spec: CertificateSpec) -> list[Problem]:
+def _request_problems(spec: CertificateSpec, offered: Offered) -> list[Problem]:
     problems = []
-    if spec.provider not in PROVIDERS:
-        problems.append(Problem(field="provider", message=f"Must be one of {', '.join(PROVIDERS)}"))
-    if spec.domain.startswith("*."):
+    if spec.provider not in offered.providers:
+        problems.append(Problem(field="provider", message=f"Must be one of {', '.join(offered.providers)}"))
+    unproven = spec.provider != SELF_SIGNED and not offered.dns(spec.domain)
+    if spec.domain.startswith("*.") and unproven:
         problems.append(
             Problem(
                 field="domain",

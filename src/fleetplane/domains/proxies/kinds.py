@@ -225,6 +225,15 @@ class CertificateStatus(Spec, frozen=True):
     issued_at_ns: int | None = None
     expires_at_ns: int | None = None
     error: str = ""
+    """Why the last attempt to get one failed, in the authority's words."""
+    failures: int = 0
+    """Attempts without success in a row, the one that is running included."""
+    next_attempt_at_ns: int | None = None
+    """Not before; None for at once. Written when an attempt begins, so that a crash counts as a failure."""
+    alarm: str = ""
+    """How worrying the time left is: `warning`, `critical`, `expired`."""
+    alarmed_at_ns: int | None = None
+    """When that last got worse; whoever reads one version alone can tell by it whether this is the news."""
 
 
 class SettingsSpec(Spec, frozen=True):
