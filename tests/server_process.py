@@ -53,6 +53,7 @@ def command(data_dir: Path, *arguments: str) -> list[str]:
         "--set", "listeners.registration.addresses=127.0.0.1:0",
         "--set", "listeners.operator.addresses=127.0.0.1:0",
         "--set", "listeners.agent.addresses=127.0.0.1:0",
+        "--set", "listeners.proxy-agents.addresses=127.0.0.1:0",
         *arguments,
     ]  # fmt: skip
 

@@ -95,6 +95,7 @@ def _proxy_blueprint() -> Blueprint:
 
 
 async def _proxies(settings: Settings, kernel: Kernel) -> Domain:
+    from fleetplane.domains.proxies.controller import AgentPolicy
     from fleetplane.domains.proxies.domain import ProxyDomain
     from fleetplane.domains.proxies.rest_side import RestOptions
 
@@ -106,7 +107,8 @@ async def _proxies(settings: Settings, kernel: Kernel) -> Domain:
         anyone_may_found=wanted.open_organizations,
         requests_per_minute=wanted.requests_per_minute,
     )
-    return await ProxyDomain.create(kernel, options)
+    policy = AgentPolicy(heartbeat_seconds=wanted.heartbeat_seconds)
+    return await ProxyDomain.create(kernel, options, policy=policy, event_origins=wanted.event_origins)
 
 
 OFFERS: Mapping[str, Offer] = {

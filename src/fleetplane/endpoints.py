@@ -54,6 +54,7 @@ def grpc(
         "agent": lambda app: encrypted(
             "agent", settings.listeners.agent.addresses, app, authority, names, clients="required"
         ),
+        "proxy-agents": lambda app: proxy_agents(settings, app, authority, names),
     }
     return [makers[name](app) for name, app in apps.items()]
 
@@ -72,6 +73,15 @@ def encrypted(
     if clients == "required":
         tls = replace(tls, client_ca=_in_memory(authority.certificate_pem), client_certificate=clients)
     return ListenerSpec(name=name, addresses=tuple(addresses), app=app, tls=tls)
+
+
+def proxy_agents(
+    settings: Settings, app: GrpcApp, authority: Authority, names: Iterable[str]
+) -> ListenerSpec:
+    """TLS, because private keys travel here; agents show a token, not a certificate."""
+    wanted = settings.listeners.proxy_agents
+    spec = encrypted("proxy-agents", wanted.addresses, app, authority, names, clients="none")
+    return spec if wanted.tls else replace(spec, tls=None)
 
 
 def admin(settings: Settings, app: GrpcApp) -> ListenerSpec:

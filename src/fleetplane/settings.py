@@ -124,11 +124,26 @@ class AgentSettings(ListenerSettings, frozen=True):
     addresses: tuple[str, ...] = ("127.0.0.1:8994",)
 
 
+class ProxyAgentsSettings(ListenerSettings, frozen=True):
+    addresses: tuple[str, ...] = ("127.0.0.1:8995",)
+    tls: bool = True
+    allow_plaintext: bool = False
+    """Permit `tls = false`. Private keys of certificates travel on this listener."""
+
+    def __post_init__(self) -> None:
+        if not self.tls and not self.allow_plaintext:
+            raise SettingsError(
+                "listeners.proxy-agents.tls: private keys travel on this listener, and need TLS",
+                hint="leave tls on, or set listeners.proxy-agents.allow_plaintext = true as well",
+            )
+
+
 class ListenersSettings(Section, frozen=True):
     web: WebListenerSettings = WebListenerSettings()
     registration: RegistrationSettings = RegistrationSettings()
     operator: OperatorSettings = OperatorSettings()
     agent: AgentSettings = AgentSettings()
+    proxy_agents: ProxyAgentsSettings = msgspec.field(name="proxy-agents", default=ProxyAgentsSettings())
     device_api: DeviceApiSettings = msgspec.field(name="device-api", default=DeviceApiSettings())
 
 
@@ -193,9 +208,14 @@ class ProxySettings(Section, frozen=True):
     """Whether every user may create organizations, or only system administrators."""
     requests_per_minute: int = 1000
     """Per caller."""
+    heartbeat_seconds: int = 30
+    """How often agents report; after three missed reports they are offline."""
+    event_origins: tuple[str, ...] = ()
+    """Web pages, beside our own, that may listen to events, such as `https://ui.example.com`."""
 
     def __post_init__(self) -> None:
         _at_least("proxies.requests_per_minute", self.requests_per_minute, 1)
+        _at_least("proxies.heartbeat_seconds", self.heartbeat_seconds, 1)
 
     def first_password(self) -> str:
         if self.admin_password or not self.admin_password_file:

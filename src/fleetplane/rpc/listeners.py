@@ -38,6 +38,10 @@ HEADER_BYTES: Final = 64 * 1024
 STREAM_WINDOW_BYTES: Final = 1024 * 1024
 CONNECTION_WINDOW_BYTES: Final = 4 * 1024 * 1024
 """Bytes a client may send ahead of us: one full-sized message per connection, whatever it opens."""
+WEBSOCKET_MESSAGE_BYTES: Final = 64 * 1024
+"""What a client may say at once; they ask for things, they do not upload."""
+WEBSOCKET_PING_SECONDS: Final = 20.0
+"""Between pings, and for the answer to one: a client that vanished is noticed within 40 s."""
 START_SECONDS: Final = 10.0
 _NEVER: Final = 0.0
 
@@ -169,6 +173,9 @@ def server_config(spec: ListenerSpec, sockets: list[BoundSocket], *, grace_secon
         h2_max_header_block_size=HEADER_BYTES,
         h2_initial_stream_window_size=STREAM_WINDOW_BYTES,
         h2_initial_connection_window_size=CONNECTION_WINDOW_BYTES,
+        websocket_max_message_size=WEBSOCKET_MESSAGE_BYTES,
+        websocket_ping_interval=WEBSOCKET_PING_SECONDS,
+        websocket_ping_timeout=WEBSOCKET_PING_SECONDS,
         timeout_graceful_shutdown=grace_seconds,
         # A watch may be quiet for days, and its channel idle between calls: neither is a fault.
         timeout_keep_alive=_NEVER,

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
 
 from prometheus_client.registry import Collector
 
 from fleetplane.domains.blueprint import Blueprint, Kernel, Service
+from fleetplane.domains.proxies import agent_side, event_app
 from fleetplane.domains.proxies.access import grants
+from fleetplane.domains.proxies.agent_side import AgentSide
+from fleetplane.domains.proxies.controller import AgentPolicy
+from fleetplane.domains.proxies.event_app import EventsApp
+from fleetplane.domains.proxies.event_feed import EventFeed
 from fleetplane.domains.proxies.kinds import KINDS
 from fleetplane.domains.proxies.ports import NobodyThere
 from fleetplane.domains.proxies.rest_side import RestOptions, RestSide
@@ -16,33 +22,55 @@ from fleetplane.domains.proxies.workspaces import Workspaces
 from fleetplane.rpc import Authentication, Authenticator
 from fleetplane.web.ops import Mount
 
-BLUEPRINT = Blueprint(name="proxies", kinds=KINDS, methods=(), grants=grants())
+BLUEPRINT = Blueprint(
+    name="proxies",
+    kinds=(*KINDS, *agent_side.KINDS),
+    methods=agent_side.METHODS,
+    grants={**grants(), **agent_side.GRANTS},
+)
 
 
 class ProxyDomain:
     """See `create`; the constructor takes what has been built."""
 
-    def __init__(self, rest: RestSide) -> None:
+    def __init__(self, rest: RestSide, agents: AgentSide, feed: EventFeed, events: EventsApp) -> None:
         self._rest = rest
-        self.services: Sequence[Service] = ()
-        self.authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = {}
+        self._agents = agents
+        self._feed = feed
+        self._events = events
+        self.services: Sequence[Service] = agents.services
+        self.authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = agents.authenticators
         self.server_names: Sequence[str] = ()
         self.collectors: Sequence[Collector] = ()
 
     @classmethod
-    async def create(cls, kernel: Kernel, options: RestOptions) -> ProxyDomain:
-        vault = Vault(kernel.store, kernel.master)
-        workspaces = Workspaces(kernel.store, vault)
-        nobody = NobodyThere()
+    async def create(
+        cls,
+        kernel: Kernel,
+        options: RestOptions,
+        *,
+        policy: AgentPolicy | None = None,
+        event_origins: Collection[str] = (),
+    ) -> ProxyDomain:
+        store, clock = kernel.store, kernel.clock
+        vault = Vault(store, kernel.master)
+        workspaces = Workspaces(store, vault)
+        agents = AgentSide(store, clock, workspaces=workspaces, vault=vault, policy=policy)
         rest = await RestSide.create(
             kernel, options, workspaces=workspaces, vault=vault,
-            presence=nobody, commander=nobody, records=nobody,
+            presence=agents.presences, commander=agents.commander, records=NobodyThere(),
         )  # fmt: skip
-        return cls(rest)
+        feed = EventFeed(store)
+        events = EventsApp(
+            feed, access=rest.access, authenticate=rest.gatekeeper.of_token, clock=clock,
+            origins=event_origins,
+        )  # fmt: skip
+        return cls(rest, agents, feed, events)
 
     @property
     def routes(self) -> Sequence[Mount]:
-        return self._rest.routes
+        events = Mount(path=event_app.PATH, app=self._events, summary="events, over WebSocket")
+        return (*self._rest.routes, events)
 
     @property
     def notices(self) -> Sequence[str]:
@@ -50,12 +78,17 @@ class ProxyDomain:
 
     async def prepare(self) -> None:
         await self._rest.prepare()
+        self._agents.prepare()
 
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         pass
 
     async def run(self) -> None:
-        await self._rest.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._rest.run(), name="proxies/rest")
+            tasks.create_task(self._agents.run(), name="proxies/agents")
+            tasks.create_task(self._feed.run(), name="proxies/events")
 
     def drain(self) -> None:
-        pass
+        self._agents.drain()
+        self._events.drain()
