@@ -1,6 +1,6 @@
 """Measure every published figure beside its reference and print the table.
 
-python bench/run.py                      everything; about five minutes
+python bench/run.py                      everything; about seven minutes
 python bench/run.py --only get_gpu       one figure
 python bench/run.py --quick              show that everything works; the numbers mean nothing
 python bench/run.py --write FILE         also put the table into FILE, between its two markers
@@ -14,7 +14,16 @@ from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FIGURES = ("get_gpu", "list_gpus", "fan_out", "durable_writes", "memory", "cold_start")
+FIGURES = (
+    "get_gpu",
+    "list_gpus",
+    "fan_out",
+    "durable_writes",
+    "memory",
+    "cold_start",
+    "instances_pass",
+    "instances_agents",
+)
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 
 

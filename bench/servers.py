@@ -108,7 +108,9 @@ def grpc_aio(directory: Path, core: int | None) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def _running(name: str, command: Sequence[str], ready: Path, core: int | None) -> Iterator[Server]:
+def _running(
+    name: str, command: Sequence[str], ready: Path, core: int | None, *, seconds: float = START_SECONDS
+) -> Iterator[Server]:
     confined = ["taskset", "--cpu-list", str(core), *command] if core is not None else list(command)
     # Both servers report every stream that a departing client leaves behind. That is no news here.
     log = ready.with_suffix(".log")
@@ -116,10 +118,10 @@ def _running(name: str, command: Sequence[str], ready: Path, core: int | None) -
         begun = time.perf_counter()
         process = subprocess.Popen(confined, cwd=ROOT, stdout=output, stderr=output)
     try:
-        addresses = _await_ready(process, ready, log)
-        seconds = time.perf_counter() - begun
+        addresses = _await_ready(process, ready, log, seconds)
+        started = time.perf_counter() - begun
         host, _, port = addresses[0].removeprefix("http://").rpartition(":")
-        yield Server(name=name, pid=process.pid, host=host, port=int(port), started_seconds=seconds)
+        yield Server(name=name, pid=process.pid, host=host, port=int(port), started_seconds=started)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -129,13 +131,13 @@ def _running(name: str, command: Sequence[str], ready: Path, core: int | None) -
             process.wait()
 
 
-def _await_ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> list[str]:
-    deadline = time.monotonic() + START_SECONDS
+def _await_ready(process: subprocess.Popen[bytes], ready: Path, log: Path, seconds: float) -> list[str]:
+    deadline = time.monotonic() + seconds
     while not ready.exists():
         if process.poll() is not None:
             raise RuntimeError(f"a server ended instead of becoming ready:\n{log.read_text()}")
         if time.monotonic() > deadline:
-            raise RuntimeError(f"a server was not ready within {START_SECONDS} s:\n{log.read_text()}")
+            raise RuntimeError(f"a server was not ready within {seconds} s:\n{log.read_text()}")
         time.sleep(POLL_SECONDS)
     found: list[str] = json.loads(ready.read_text())["listeners"]["device-api"]
     return found
