@@ -86,6 +86,8 @@ class Instances:
         """The first step: write down that it shall exist, before anyone is asked to make it."""
 
         def change(draft: Draft) -> Instance:
+            # Providers know instances by their id alone, so an id is unique across tenants.
+            draft.claim(INSTANCE, "", "id", name, tenant)
             return draft.put(INSTANCE, tenant_scope(tenant), name, spec=spec, status=status, expect=ABSENT)
 
         done = await self._store.transact(
@@ -141,6 +143,7 @@ class Instances:
         ]
 
         def change(draft: Draft) -> None:
+            draft.release(INSTANCE, "", "id", name, tenant)
             for kind, key in ((INSTANCE, _key(tenant, name)), *((PUBLIC_KEY, key) for key in keys)):
                 if draft.get(kind, key.scope, key.name) is not None:  # type: ignore[arg-type]
                     draft.delete(kind, key.scope, key.name)  # type: ignore[arg-type]
