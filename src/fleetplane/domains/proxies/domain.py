@@ -20,7 +20,10 @@ from fleetplane.domains.proxies.rest_side import RestOptions, RestSide
 from fleetplane.domains.proxies.vault import Vault
 from fleetplane.domains.proxies.workspaces import Workspaces
 from fleetplane.rpc import Authentication, Authenticator
+from fleetplane.web.documents import Document, Documents
 from fleetplane.web.ops import Mount
+
+CA_PATH = "/.well-known/ca.pem"
 
 BLUEPRINT = Blueprint(
     name="proxies",
@@ -33,8 +36,11 @@ BLUEPRINT = Blueprint(
 class ProxyDomain:
     """See `create`; the constructor takes what has been built."""
 
-    def __init__(self, rest: RestSide, agents: AgentSide, feed: EventFeed, events: EventsApp) -> None:
+    def __init__(
+        self, rest: RestSide, agents: AgentSide, feed: EventFeed, events: EventsApp, *, ca_pem: bytes
+    ) -> None:
         self._rest = rest
+        self._ca_pem = ca_pem
         self._agents = agents
         self._feed = feed
         self._events = events
@@ -65,12 +71,18 @@ class ProxyDomain:
             feed, access=rest.access, authenticate=rest.gatekeeper.of_token, clock=clock,
             origins=event_origins,
         )  # fmt: skip
-        return cls(rest, agents, feed, events)
+        return cls(rest, agents, feed, events, ca_pem=kernel.authority.certificate_pem)
 
     @property
     def routes(self) -> Sequence[Mount]:
-        events = Mount(path=event_app.PATH, app=self._events, summary="events, over WebSocket")
-        return (*self._rest.routes, events)
+        authority = Documents(
+            {CA_PATH: Document(content_type="application/x-pem-file", content=lambda: self._ca_pem)}
+        )
+        return (
+            *self._rest.routes,
+            Mount(path=event_app.PATH, app=self._events, summary="events, over WebSocket"),
+            Mount(path=CA_PATH, app=authority, summary="the certificate by which agents know this server"),
+        )
 
     @property
     def notices(self) -> Sequence[str]:
