@@ -1,0 +1,354 @@
+"""Selectors, directives and what may be served: tables of what is accepted and what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetplane.domains.proxies import clashes, directives, rules, selectors
+from fleetplane.domains.proxies.clashes import Surroundings
+from fleetplane.domains.proxies.kinds import UpstreamSpec, VirtualHostSpec
+from fleetplane.domains.proxies.selectors import parse
+from fleetplane.domains.proxies.values import (
+    AllAgents,
+    Header,
+    Location,
+    NamedAgents,
+    SelectedAgents,
+    TargetAgents,
+)
+from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.web.problems import Held, Rejected
+
+LABELS = {"env": "production", "region": "us-east-1", "empty": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "matches"),
+    [
+        ("env=production", True),
+        ("env==production", True),
+        ("env = production", True),
+        ("env=staging", False),
+        ("env!=staging", True),
+        ("env!=production", False),
+        ("absent!=anything", True),
+        ("env", True),
+        ("absent", False),
+        ("!absent", True),
+        ("!env", False),
+        ("env in (production, staging)", True),
+        ("env in(production)", True),
+        ("env notin (production,staging)", False),
+        ("absent notin (a,b)", True),
+        ("absent in (a,b)", False),
+        ("env=production,region=us-east", False),  # no prefix matching
+        ("env=production,region=us-east-1", True),
+        ("env in (a,production),!absent,region!=eu", True),
+        ("empty=", True),
+        ("env=", False),
+    ],
+)
+def test_a_selector_matches_labels(text: str, matches: bool) -> None:
+    assert parse(text).matches(LABELS) is matches
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "  ", ",", "env=production,", "=x", "env=a b", "env in ()x", "env in (a", "env in a,b", "-a=b",
+     "a-=b", "env=é", "a" * 64, "k=" + "v" * 64, "env~x", "!", "!a=b", "x" * 5000],
+)  # fmt: skip
+def test_what_is_no_selector_is_refused(text: str) -> None:
+    with pytest.raises(InvalidArgument):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "may"),
+    [
+        ("env=a", "env=b", False),
+        ("env=a", "env=a", True),
+        ("env=a", "region=b", True),
+        ("env=a", "env!=a", False),
+        ("env=a", "env!=b", True),
+        ("env", "!env", False),
+        ("env=a", "!env", False),
+        ("env!=a", "!env", True),
+        ("env in (a,b)", "env in (b,c)", True),
+        ("env in (a,b)", "env in (c)", False),
+        ("env in (a,b)", "env notin (a,b)", False),
+        ("env notin (a)", "env notin (b)", True),
+        ("env", "env notin (a)", True),
+        ("env=a,tier=web", "env=a,tier=db", False),
+    ],
+)
+def test_two_selectors_meet_if_some_agent_could_match_both(one: str, other: str, may: bool) -> None:
+    assert parse(one).may_meet(parse(other)) is may
+    assert parse(other).may_meet(parse(one)) is may
+
+
+KEYS, VALUES = st.sampled_from("ab"), st.sampled_from("xyz")
+REQUIREMENTS = st.one_of(
+    st.builds("{}={}".format, KEYS, VALUES), st.builds("{}!={}".format, KEYS, VALUES), KEYS,
+    st.builds("!{}".format, KEYS), st.builds("{} in ({},{})".format, KEYS, VALUES, VALUES),
+    st.builds("{} notin ({},{})".format, KEYS, VALUES, VALUES),
+)  # fmt: skip
+SELECTORS = st.lists(REQUIREMENTS, min_size=1, max_size=4).map(",".join)
+
+
+@given(SELECTORS, SELECTORS)
+def test_meeting_agrees_with_trying_every_set_of_labels(one: str, other: str) -> None:
+    values = [None, *"xyzw"]  # w stands for every value that no selector names
+    worlds = [
+        {key: value for key, value in (("a", a), ("b", b)) if value is not None}
+        for a in values
+        for b in values
+    ]
+    both = any(parse(one).matches(world) and parse(other).matches(world) for world in worlds)
+    assert parse(one).may_meet(parse(other)) is both
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_selector_or_refused_and_nothing_else(text: str) -> None:
+    try:
+        parse(text).matches(LABELS)
+    except InvalidArgument as error:
+        assert error.field == "label_selector"
+
+
+def test_labels_are_bounded_in_number_and_form() -> None:
+    assert list(selectors.label_problems({"env": "production", "a/b.c-d_e": ""})) == []
+    assert [key for key, _ in selectors.label_problems({"-a": "b", "a": "b c"})] == ["-a", "a"]
+    assert [key for key, _ in selectors.label_problems({f"k{n}": "" for n in range(33)})] == [""]
+
+
+# Directives.
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["10m", "on", '"a;b"', "'{}'", "a\\;b", "$scheme://x", "60s 10s", "", "a#b", '"#x"', "é", "x'y"],
+)
+def test_the_arguments_of_one_directive_are_accepted(value: str) -> None:
+    assert directives.value_fault(value) == ""
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["10m; evil on", "a { b", "}", "#x", "a #b", "a\\", '"open', "'open", "a\nb", "a\tb", "\x00", "x" * 4097,
+     '"a" ; b', "'a\\' ; b"],
+)  # fmt: skip
+def test_a_value_that_could_escape_its_directive_is_refused(value: str) -> None:
+    assert directives.value_fault(value) != ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["include", "load_module", "content_by_lua_block", "Root", "a b", "", "a;b", "ssl_certificate_key"],
+)
+def test_a_directive_that_could_run_code_or_take_over_is_refused(name: str) -> None:
+    found = list(directives.problems({name: "x"}, field="custom_directives"))
+    assert [problem.field for problem in found] == [f"custom_directives.{name}"]
+
+
+# Upstreams.
+
+SERVER = {"address": "10.0.1.30:8080"}
+
+
+def upstream(**given: Any) -> list[tuple[str, str]]:
+    body = {"name": "web", "algorithm": "round_robin", "servers": [SERVER], **given}
+    spec = msgspec.convert(body, UpstreamSpec)
+    return [(problem.field, problem.code) for problem in rules.upstream_problems(spec)]
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:80", "[::1]:80", "backend.internal:65535", "a_b:1"])
+def test_an_address_is_a_host_and_a_port(address: str) -> None:
+    assert upstream(servers=[{"address": address}]) == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["10.0.0.1", "host:0", "host:65536", "unix:/x.sock", "[::1]", "[x]:80", "a b:80", "h:80;", ":80"],
+)
+def test_anything_else_is_no_address(address: str) -> None:
+    assert upstream(servers=[{"address": address}]) == [("servers.0.address", "INVALID_FORMAT")]
+
+
+@pytest.mark.parametrize(
+    ("given", "problems"),
+    [
+        ({"servers": []}, [("servers", "REQUIRED")]),
+        ({"servers": [{**SERVER, "backup": True}]}, [("servers", "INCOMPATIBLE")]),
+        (
+            {"algorithm": "ip_hash", "servers": [SERVER, {**SERVER, "backup": True}]},
+            [("servers.1.backup", "INCOMPATIBLE")],
+        ),
+        ({"servers": [SERVER] * 201}, [("servers", "TOO_MANY")]),
+        ({"servers": [{**SERVER, "weight": 0}]}, [("servers.0.weight", "OUT_OF_RANGE")]),
+        ({"name": "Web"}, [("name", "INVALID_FORMAT")]),
+        ({"health_check": {"enabled": True, "interval": 5, "timeout": 5}},
+         [("health_check.timeout", "INCOMPATIBLE")]),
+        ({"health_check": {"enabled": True, "path": "x"}}, [("health_check.path", "INVALID_FORMAT")]),
+        ({"health_check": {"enabled": True, "healthy_threshold": 0}},
+         [("health_check.healthy_threshold", "OUT_OF_RANGE")]),
+        ({"keepalive_connections": -1}, [("keepalive_connections", "OUT_OF_RANGE")]),
+    ],
+)  # fmt: skip
+def test_an_upstream_that_nginx_would_refuse_is_refused_first(
+    given: dict[str, Any], problems: list[tuple[str, str]]
+) -> None:
+    assert upstream(**given) == problems
+
+
+# Virtual hosts.
+
+
+def around(**hosts: VirtualHostSpec) -> Surroundings:
+    return Surroundings(
+        virtual_hosts=hosts, upstreams={"u1"}, certificates={"c1"}, agents={"a1": {"env": "x"}, "a2": {}}
+    )
+
+
+def host(**given: Any) -> VirtualHostSpec:
+    return msgspec.convert(
+        {"name": "Site", "server_name": "example.com", "listen_port": 80, **given}, VirtualHostSpec
+    )
+
+
+def faults(**given: Any) -> list[tuple[str, str]]:
+    return [(problem.field, problem.code) for problem in rules.host_problems(host(**given), around())]
+
+
+@pytest.mark.parametrize(
+    "name", ["example.com", "*.example.com", ".example.com", "_", "a.b c.d", "localhost", "x_y.example.com"]
+)
+def test_a_server_name_is_one_or_more_names(name: str) -> None:
+    assert faults(server_name=name) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"server_name": ""}, ("server_name", "REQUIRED")),
+        ({"server_name": "a;b"}, ("server_name", "INVALID_FORMAT")),
+        ({"server_name": "~^x"}, ("server_name", "INVALID_FORMAT")),
+        ({"server_name": "a.b A.b"}, ("server_name", "NOT_UNIQUE")),
+        ({"server_name": " ".join(f"a{n}.b" for n in range(51))}, ("server_name", "TOO_MANY")),
+        ({"listen_port": 0}, ("listen_port", "OUT_OF_RANGE")),
+        ({"listen_port": 65536}, ("listen_port", "OUT_OF_RANGE")),
+        ({"ssl_enabled": True}, ("ssl_certificate_id", "REQUIRED")),
+        ({"ssl_certificate_id": "nope"}, ("ssl_certificate_id", "UNKNOWN_REFERENCE")),
+        ({"name": ""}, ("name", "REQUIRED")),
+        ({"name": "x" * 101}, ("name", "TOO_LONG")),
+        ({"locations": [{"path": "/"}]}, ("locations.0", "REQUIRED")),
+        ({"locations": [{"path": "/", "root": "/a", "upstream_id": "u1"}]}, ("locations.0", "INCOMPATIBLE")),
+        ({"locations": [{"path": "x", "root": "/a"}]}, ("locations.0.path", "INVALID_FORMAT")),
+        ({"locations": [{"path": "/ x", "root": "/a"}]}, ("locations.0.path", "INVALID_FORMAT")),
+        ({"locations": [{"path": "/", "upstream_id": "u2"}]},
+         ("locations.0.upstream_id", "UNKNOWN_REFERENCE")),
+        ({"locations": [{"path": "/", "proxy_pass": "ftp://x"}]},
+         ("locations.0.proxy_pass", "INVALID_FORMAT")),
+        ({"locations": [{"path": "/", "proxy_pass": "http://x;"}]},
+         ("locations.0.proxy_pass", "INVALID_FORMAT")),
+        ({"locations": [{"path": "/", "root": "rel"}]}, ("locations.0.root", "INVALID_FORMAT")),
+        ({"locations": [{"path": "/", "root": "/a"}, {"path": "/", "root": "/b"}]},
+         ("locations.1.path", "NOT_UNIQUE")),
+        ({"locations": [{"path": f"/{n}", "root": "/a"} for n in range(101)]}, ("locations", "TOO_MANY")),
+        ({"locations": [{"path": "/", "root": "/a", "custom_directives": {"include": "x"}}]},
+         ("locations.0.custom_directives.include", "INCOMPATIBLE")),
+        ({"locations": [{"path": "/", "root": "/a", "rewrite_rules": [{"pattern": "", "replacement": "x"}]}]},
+         ("locations.0.rewrite_rules.0.pattern", "INVALID_FORMAT")),
+        ({"custom_directives": {"root": "/x; evil"}}, ("custom_directives.root", "INVALID_FORMAT")),
+        ({"target_agents": {"type": "selector", "label_selector": ""}},
+         ("target_agents.label_selector", "INVALID_FORMAT")),
+        ({"target_agents": {"type": "agents", "agent_ids": []}}, ("target_agents.agent_ids", "REQUIRED")),
+        ({"target_agents": {"type": "agents", "agent_ids": ["a9"]}},
+         ("target_agents.agent_ids.0", "UNKNOWN_REFERENCE")),
+    ],
+)  # fmt: skip
+def test_a_host_that_no_agent_could_serve_is_refused_at_its_field(
+    given: dict[str, Any], problem: tuple[str, str]
+) -> None:
+    assert faults(**given) == [problem]
+
+
+@pytest.mark.parametrize("value", ["#x", "a\\", '"; } server {', "$scheme"])
+def test_a_header_may_hold_anything_that_can_be_quoted(value: str) -> None:
+    location = Location(path="/", root="/a", custom_headers=(Header(name="X-A", value=value),))
+    assert list(rules.host_problems(host_with(location), around())) == []
+
+
+@pytest.mark.parametrize("header", [("X A", "x"), ("X-A", "a\nb"), ("", "x"), ("X-A", "\x7f")])
+def test_a_header_that_breaks_its_line_is_refused(header: tuple[str, str]) -> None:
+    location = Location(path="/", root="/a", custom_headers=(Header(name=header[0], value=header[1]),))
+    assert len(list(rules.host_problems(host_with(location), around()))) == 1
+
+
+def host_with(location: Location) -> VirtualHostSpec:
+    return msgspec.structs.replace(host(), locations=(location,))
+
+
+# Clashes.
+
+ALL: TargetAgents = AllAgents()
+
+
+def select(text: str) -> TargetAgents:
+    return SelectedAgents(label_selector=text)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "clash"),
+    [
+        (ALL, ALL, True),
+        (ALL, select("env=x"), True),
+        (select("env=x"), select("env=y"), False),
+        (select("env=x"), select("tier=web"), True),
+        (NamedAgents(agent_ids=("a1",)), NamedAgents(agent_ids=("a2",)), False),
+        (NamedAgents(agent_ids=("a1", "a2")), NamedAgents(agent_ids=("a2",)), True),
+        (NamedAgents(agent_ids=("a1",)), select("env=x"), True),
+        (NamedAgents(agent_ids=("a2",)), select("env=x"), False),
+    ],
+)
+def test_the_same_name_and_port_clash_where_one_agent_could_serve_both(
+    one: TargetAgents, other: TargetAgents, clash: bool
+) -> None:
+    first = msgspec.structs.replace(host(), target_agents=one)
+    second = msgspec.structs.replace(host(), target_agents=other, server_name="www.b.c EXAMPLE.com")
+    for new, old in ((first, second), (second, first)):
+        found = list(clashes.host_clashes(new, around(h1=old)))
+        assert bool(found) is clash
+        if clash:
+            assert "h1" in found[0].message
+            assert found[0].field == "server_name"
+
+
+def test_other_ports_and_other_names_do_not_clash() -> None:
+    old = around(h1=host(listen_port=81), h2=host(server_name="other.example.com"))
+    rules.accept_host(host(), old)
+
+
+def test_one_port_is_either_tls_or_not() -> None:
+    tls = host(server_name="b.example.com", ssl_enabled=True, ssl_certificate_id="c1")
+    with pytest.raises(Held) as refused:
+        rules.accept_host(tls, around(h1=host()))
+    assert refused.value.problems[0].field == "ssl_enabled"
+
+
+def test_labels_that_would_bring_two_hosts_of_one_name_together_clash() -> None:
+    hosts = {
+        "h1": msgspec.structs.replace(host(), target_agents=NamedAgents(agent_ids=("a2",))),
+        "h2": msgspec.structs.replace(host(), target_agents=select("env=x")),
+    }
+    assert list(clashes.label_clashes("a2", {}, hosts)) == []
+    assert len(list(clashes.label_clashes("a2", {"env": "x"}, hosts))) == 1
+
+
+def test_wrong_before_clashing() -> None:
+    with pytest.raises(Rejected):
+        rules.accept_host(host(listen_port=0), around(h1=host(listen_port=0)))
