@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 from collections.abc import Iterator
@@ -39,3 +40,22 @@ def test_a_traceback_shows_places_and_no_values(log_format: str) -> None:
     assert "in sign" in text
     assert "failed with 10 characters" in text
     assert "secret-key" not in text
+
+
+class Refusing(io.StringIO):
+    """A log whose disk is full."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_log_that_cannot_be_written_does_not_stop_who_writes_it(log_format: str) -> None:
+    logs.configure(level="info", log_format=log_format, stream=Refusing())
+    structlog.get_logger().info("something.happened")
+    logging.getLogger("library").warning("so it goes")
+
+    closed = io.StringIO()
+    closed.close()
+    logs.Unfailing(closed).write("x")
+    logs.Unfailing(closed).flush()

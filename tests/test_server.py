@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import stat
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
-from server_process import ServerProcess, run_server, running_server
+from server_process import START_SECONDS, ServerProcess, command, run_server, running_server
 
 from fleetplane import __version__
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
@@ -283,3 +285,35 @@ def test_settings_come_from_the_file_too(tmp_path: Path) -> None:
             register(server, "gpu-2")
         assert isinstance(caught.value, grpc.Call)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize(
+    ("out", "err"),
+    [(">&-", ""), (">/dev/full", ""), ("| true", ""), (">/dev/null", "2>&-"), (">/dev/null", "2>/dev/full")],
+)
+def test_a_server_that_nobody_listens_to_serves_all_the_same(tmp_path: Path, out: str, err: str) -> None:
+    ready = tmp_path / "ready.json"
+    started = [*command(tmp_path, "--only", "gpus"), "--ready-file", str(ready)]
+    with subprocess.Popen(["/bin/bash", "-c", f"{err or '2>/dev/null'} {shlex.join(started)} {out}"]):
+        pid = 0
+        try:
+            said = json.loads(_content(ready))
+            pid = said["pid"]
+            with grpc.insecure_channel("unix:" + said["listeners"]["device-api"][0][7:]) as channel:
+                stub = gpu_pb2_grpc.GpuServiceStub(channel)
+                with pytest.raises(grpc.RpcError) as caught:  # a failure is logged, or would be
+                    stub.GetGpu(gpu_pb2.GetGpuRequest(name="gpu-1"), timeout=10)
+                assert isinstance(caught.value, grpc.Call)
+                assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        finally:
+            if pid:
+                os.kill(pid, signal.SIGTERM)
+    assert not ready.exists()
+
+
+def _content(path: Path) -> str:
+    deadline = time.monotonic() + START_SECONDS
+    while not path.exists():
+        assert time.monotonic() < deadline, "the server did not get ready"
+        time.sleep(0.02)
+    return path.read_text()

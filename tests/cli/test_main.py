@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -125,3 +126,22 @@ def test_the_module_runs_as_the_console_script_does() -> None:
     by_script = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
     by_module = subprocess.run([*COMMAND, "--version"], capture_output=True, text=True, check=True)
     assert by_script.stdout == by_module.stdout
+
+
+def test_an_argument_that_is_no_text_is_a_usage_error() -> None:
+    done = subprocess.run([*COMMAND, "gpus", "get", b"\xff"], capture_output=True, check=False)
+    assert done.returncode == 2
+    assert b"is not valid UTF-8" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("redirection", [">&-", ">/dev/full"])
+def test_output_that_cannot_be_written_is_a_failure_told_in_one_line(
+    device_api: DeviceApiDouble, redirection: str
+) -> None:
+    device_api.put("gpu-a")
+    command = shlex.join([*COMMAND, "gpus", "list", "--address", device_api.address])
+    done = subprocess.run(["/bin/sh", "-c", f"{command} {redirection}"], stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(b"fleetplane: ")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from typing import ClassVar
 
 import click
 
+from fleetplane.cli import streams
 from fleetplane.cli.exits import Exit, explain
 from fleetplane.cli.lazy import Entry, LazyGroup
 
@@ -44,11 +45,16 @@ def fleetplane() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and leave the process with its exit code."""
+    streams.hold()
     code = run(arguments)
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        code = _silence_stdout()
+        streams.silence_stdout()
+        code = Exit.BROKEN_PIPE
+    except OSError as error:  # nobody was told so much that it was worth an error before
+        streams.silence_stdout()
+        code = code or _told(error)
     sys.exit(code)
 
 
@@ -57,8 +63,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     click's own `main` would answer an interrupt and a broken pipe in its way before we could.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        given = _texts(sys.argv[1:] if arguments is None else arguments)
         with fleetplane.make_context("fleetplane", given) as context:
             fleetplane.invoke(context)
     except click.exceptions.Exit as ended:  # --help and --version end so
@@ -69,20 +75,31 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        return _silence_stdout()
+        streams.silence_stdout()
+        return Exit.BROKEN_PIPE
     except Exception as error:
-        failure = explain(error)
-        if failure is None:
-            raise
-        click.echo(f"fleetplane: {failure.line}", err=True)
-        return failure.code
+        return _told(error)
     return Exit.OK
 
 
-def _silence_stdout() -> int:
-    """Nobody reads us any more: keep the interpreter's last flush from complaining about it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return Exit.BROKEN_PIPE
+def _told(error: Exception) -> int:
+    failure = explain(error)
+    if failure is None:
+        raise error
+    with suppress(OSError):  # the exit code says the rest
+        click.echo(f"fleetplane: {failure.line}", err=True)
+    return failure.code
+
+
+def _texts(arguments: Sequence[str]) -> list[str]:
+    """The arguments, all of them text: what is not could be sent to no server and printed nowhere."""
+    for argument in arguments:
+        if not argument.isascii():
+            try:
+                argument.encode()
+            except UnicodeEncodeError:
+                raise click.UsageError(f"{argument!a} is not valid UTF-8") from None
+    return list(arguments)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from fleetplane.cli import streams
+
 
 @click.command()
 @click.option("--data-dir", metavar="DIR", help="Where state is kept.  [default: ./fleetplane-data]")
@@ -60,7 +62,14 @@ def server(
 
 
 def _announce(addresses: dict[str, list[str]], notices: Sequence[str]) -> None:
-    """Say where to go, for a person at a terminal."""
+    """Say where to go, for a person at a terminal. If nobody listens, that is no reason to stop."""
+    try:
+        _say_where_to_go(addresses, notices)
+    except OSError:
+        streams.silence_stdout()
+
+
+def _say_where_to_go(addresses: dict[str, list[str]], notices: Sequence[str]) -> None:
     click.echo("Fleetplane is ready.")
     for name, places in addresses.items():
         for place in places:
