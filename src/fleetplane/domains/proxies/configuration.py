@@ -238,9 +238,8 @@ def differences(
         empty = PartSpec(id="", settings=SettingsSpec())
         old_part = _known(part, before.settings) if before.settings else empty
         new_part = _known(part, after.settings) if after.settings else empty
-        yield Difference(
-            section="settings", id="global", change="changed", fields=_fields(old_part, new_part)
-        )
+        if fields := _fields(old_part, new_part):  # none set and none said are the same
+            yield Difference(section="settings", id="global", change="changed", fields=fields)
 
 
 def _fields(before: PartSpec, after: PartSpec) -> dict[str, tuple[object, object]]:
