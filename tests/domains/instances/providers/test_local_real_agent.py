@@ -67,6 +67,6 @@ async def test_a_real_agent_registers_reports_and_survives_its_provider(tmp_path
             # It was asked to end, not cut off: the report stream is closed by the agent itself.
             await until(lambda: server.report_ends)
             assert server.report_ends == ["client"]
-            assert list((tmp_path / "state" / "instances").iterdir()) == []
+            assert list((tmp_path / "state" / "local").iterdir()) == []
         finally:
             await second.close(kill=True)
