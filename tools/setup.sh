@@ -69,6 +69,7 @@ case ${1:-} in
     test)
         need gcc gcc libc6-dev  # builds the stand-in NVML library that the real bindings are tested on
         quiet_nginx             # the proxy agent is tested on a real one
+        need pebble pebble      # certificates are tested with a real authority
         ;;
     bench) need h2load nghttp2-client; need taskset util-linux ;;
     *) say "usage: setup.sh python VENV | test | bench"; exit 2 ;;

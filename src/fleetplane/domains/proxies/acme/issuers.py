@@ -1,0 +1,246 @@
+"""Whoever can make a certificate for a domain: the authority, or we ourselves for development."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fleetplane.domains.proxies.acme.account import Account, AccountVault, new_key
+from fleetplane.domains.proxies.acme.authority import (
+    AccountUnknown,
+    AuthorityOptions,
+    Conversation,
+    Method,
+    Proof,
+)
+from fleetplane.domains.proxies.acme.dns import DnsZones
+from fleetplane.domains.proxies.acme.errors import IssuanceFailed
+from fleetplane.domains.proxies.acme.propagation import Propagation
+from fleetplane.domains.proxies.acme.responder import ChallengeBoard
+from fleetplane.domains.proxies.acme.workers import Workers
+from fleetplane.domains.proxies.certificates import Material, material
+from fleetplane.kernel.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+PROVE_SECONDS = 120.0
+"""How long the authority may take to look, from several places and more than once."""
+FINISH_SECONDS = 120.0
+POLL_SECONDS = 1.0
+SELF_SIGNED_DAYS = 90
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """What an authority says about a certificate's renewal."""
+
+    at_ns: int | None
+    ask_again_ns: int
+
+
+class Issuer(Protocol):
+    """All raise `IssuanceFailed` with the reason."""
+
+    async def issue(self, domain: str) -> Material: ...
+
+    async def revoke(self, chain_pem: str, reason: int) -> None: ...
+
+    async def suggestion(self, chain_pem: str) -> Suggestion | None:
+        """None from an issuer that never has an opinion."""
+
+
+def names_for(domain: str) -> tuple[str, ...]:
+    """A wildcard covers the domain it is below as well: nobody wants the one without the other."""
+    return (domain, domain[2:]) if domain.startswith("*.") else (domain,)
+
+
+class AcmeIssuer:
+    def __init__(
+        self,
+        clock: Clock,
+        options: AuthorityOptions,
+        *,
+        accounts: AccountVault,
+        board: ChallengeBoard,
+        zones: DnsZones,
+        propagation: Propagation,
+        workers: Workers,
+    ) -> None:
+        self._clock = clock
+        self._options = options
+        self._accounts = accounts
+        self._board = board
+        self._zones = zones
+        self._propagation = propagation
+        self._workers = workers
+        self._registering = asyncio.Lock()
+        """Of any number of first orders, one makes the account."""
+
+    def __repr__(self) -> str:
+        return f"<AcmeIssuer {self._options.directory_url}>"
+
+    async def issue(self, domain: str) -> Material:
+        key_pem = new_key()
+        method = Method.DNS if domain.startswith("*.") else Method.HTTP
+        async with self._conversation() as talk:
+            proofs = await self._order(talk, names_for(domain), key_pem, method)
+            async with self._shown(proofs):
+                for proof in proofs:
+                    await self._workers.run(talk.answer, proof)
+                await self._until_proved(talk)
+            await self._workers.run(talk.finish)
+            chain_pem = await self._fetched(talk)
+        return material(chain_pem, key_pem.decode(), now_ns=self._clock.now_ns())
+
+    async def revoke(self, chain_pem: str, reason: int) -> None:
+        async with self._conversation() as talk:
+            await self._workers.run(talk.revoke, chain_pem, reason)
+
+    async def suggestion(self, chain_pem: str) -> Suggestion | None:
+        async with self._conversation() as talk:
+            at, again = await self._workers.run(talk.suggestion, chain_pem)
+        return Suggestion(at_ns=_ns(at) if at is not None else None, ask_again_ns=_ns(again))
+
+    # The account.
+
+    @asynccontextmanager
+    async def _conversation(self) -> AsyncIterator[Conversation]:
+        account = await self._account()
+        talk = Conversation(self._options, account.key_pem, account.uri)
+        try:
+            yield talk
+        finally:
+            talk.close()
+
+    async def _account(self) -> Account:
+        url = self._options.directory_url
+        account = await self._accounts.load_or_create(url)
+        if account.uri:
+            return account
+        async with self._registering:
+            account = await self._accounts.load_or_create(url)
+            return account if account.uri else await self._register(account)
+
+    async def _register(self, account: Account) -> Account:
+        url = self._options.directory_url
+        talk = Conversation(self._options, account.key_pem)
+        try:
+            uri = await self._workers.run(talk.register)
+        finally:
+            talk.close()
+        registered = Account(key_pem=account.key_pem, uri=uri)
+        await self._accounts.save(url, registered)
+        log.info("acme.registered", directory=url, account=uri)
+        return registered
+
+    # One order.
+
+    async def _order(
+        self, talk: Conversation, names: Sequence[str], key_pem: bytes, method: Method
+    ) -> list[Proof]:
+        try:
+            return await self._workers.run(talk.order, names, key_pem, method)
+        except AccountUnknown:
+            # Its database was lost, or put back to before we came: the same key is welcome again.
+            uri = await self._workers.run(talk.register)
+            account = await self._accounts.load_or_create(self._options.directory_url)
+            await self._accounts.save(self._options.directory_url, Account(key_pem=account.key_pem, uri=uri))
+            return await self._workers.run(talk.order, names, key_pem, method)
+
+    @asynccontextmanager
+    async def _shown(self, proofs: Sequence[Proof]) -> AsyncIterator[None]:
+        """Have every proof where the authority looks, and nothing left behind, whatever happens."""
+        async with AsyncExitStack() as stack:
+            for proof in proofs:
+                if proof.method is Method.HTTP:
+                    stack.enter_context(self._board.answering(proof.token, proof.content))
+                else:
+                    await stack.enter_async_context(self._recorded(proof))
+            for name in {proof.record for proof in proofs if proof.method is Method.DNS}:
+                await self._propagation.wait(name, {one.content for one in proofs if one.record == name})
+            yield
+
+    @asynccontextmanager
+    async def _recorded(self, proof: Proof) -> AsyncIterator[None]:
+        provider = self._zones.provider(proof.domain)
+        if provider is None:
+            raise IssuanceFailed(
+                f"no DNS provider is set up for {proof.domain}", hint="add its zone to proxies.dns"
+            )
+        try:
+            await provider.present(proof.record, proof.content)
+            yield
+        finally:
+            try:
+                await provider.clear(proof.record, proof.content)
+            except IssuanceFailed as error:  # a stale record does no harm, and the order is decided
+                log.warning("acme.record_left_behind", record=proof.record, error=error.message)
+
+    async def _until_proved(self, talk: Conversation) -> None:
+        deadline = self._clock.monotonic() + PROVE_SECONDS
+        while not await self._workers.run(talk.proved):
+            if self._clock.monotonic() >= deadline:
+                raise IssuanceFailed(f"the authority has not looked within {PROVE_SECONDS:g} seconds")
+            await self._clock.sleep(POLL_SECONDS)
+
+    async def _fetched(self, talk: Conversation) -> str:
+        deadline = self._clock.monotonic() + FINISH_SECONDS
+        while (found := await self._workers.run(talk.fetch)) is None:
+            if self._clock.monotonic() >= deadline:
+                raise IssuanceFailed(f"the authority has issued nothing within {FINISH_SECONDS:g} seconds")
+        return found
+
+
+def _ns(moment: dt.datetime) -> int:
+    return round(moment.timestamp() * 1e9)
+
+
+class SelfSigned:
+    """Certificates that nobody trusts, at once and without anyone's help."""
+
+    def __init__(self, clock: Clock, *, days: float = SELF_SIGNED_DAYS) -> None:
+        self._clock = clock
+        self._life = dt.timedelta(days=days)
+
+    async def issue(self, domain: str) -> Material:
+        now_ns = self._clock.now_ns()
+        now = dt.datetime.fromtimestamp(now_ns // 1_000_000_000, dt.UTC)
+        key = ec.generate_private_key(ec.SECP256R1())
+        # A common name has at most 64 characters; what counts are the alternative names.
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, domain[:64])])
+        names = [x509.DNSName(one) for one in names_for(domain)]
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now)
+            .not_valid_after(now + self._life)
+            .add_extension(x509.SubjectAlternativeName(names), critical=False)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(usage, critical=False)
+            .sign(key, hashes.SHA256())
+        )
+        key_pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        pem = made.public_bytes(serialization.Encoding.PEM).decode()
+        return material(pem, key_pem.decode(), now_ns=now_ns)
+
+    async def revoke(self, chain_pem: str, reason: int) -> None:
+        """Nobody keeps a list of them."""
+
+    async def suggestion(self, chain_pem: str) -> None:  # noqa: ARG002  # the protocol's
+        return None

@@ -1,0 +1,89 @@
+"""What an authority reads to see that a domain is ours: answers to HTTP-01 challenges.
+
+Agents pass `/.well-known/acme-challenge/` on to this server, so it does not matter which of them
+the authority reaches, and none needs to be told of a challenge. Answers live in memory, for as
+long as an order runs and no longer than a bound; an order that a restart interrupts is begun anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import InvalidArgument, ResourceExhausted
+from fleetplane.web.ops import Mount, Receive, Scope, Send
+
+PATH = "/.well-known/acme-challenge"
+TOKENS_LIMIT = 1000
+"""Challenges that can be open at once: orders run two at a time, each with at most a few."""
+LIFE_SECONDS = 3600.0
+"""An authority has looked long before; whatever is still here then was forgotten."""
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,256}")
+
+
+class ChallengeBoard:
+    """An ASGI application, for a listener of its own or mounted on another one."""
+
+    def __init__(
+        self, clock: Clock, *, limit: int = TOKENS_LIMIT, life_seconds: float = LIFE_SECONDS
+    ) -> None:
+        self._clock = clock
+        self._limit = limit
+        self._life_seconds = life_seconds
+        self._answers: dict[str, tuple[float, str]] = {}
+        """From a token to when it ends and what is answered; in the order in which they end."""
+        self.asked = 0
+        self.unknown = 0
+
+    def __repr__(self) -> str:
+        return f"<ChallengeBoard open={len(self._answers)} asked={self.asked} unknown={self.unknown}>"
+
+    @property
+    def mount(self) -> Mount:
+        return Mount(path=PATH, app=self)
+
+    @contextmanager
+    def answering(self, token: str, answer: str) -> Iterator[None]:
+        """Answer a challenge from entry to exit."""
+        if not _TOKEN.fullmatch(token):
+            raise InvalidArgument("a challenge's token must be base64url text")
+        self._expire()
+        if len(self._answers) >= self._limit:
+            raise ResourceExhausted(f"{len(self._answers)} challenges are open, the most there may be")
+        self._answers[token] = (self._clock.monotonic() + self._life_seconds, answer)
+        try:
+            yield
+        finally:
+            self._answers.pop(token, None)
+
+    def find(self, token: str) -> str | None:
+        self._expire()
+        found = self._answers.get(token)
+        return found[1] if found is not None else None
+
+    def _expire(self) -> None:
+        now = self._clock.monotonic()
+        for token in [token for token, (ends, _) in self._answers.items() if ends <= now]:
+            del self._answers[token]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI's
+        if scope["type"] != "http":
+            return
+        self.asked += 1
+        found = None
+        if scope["method"] in ("GET", "HEAD") and scope["path"].startswith(f"{PATH}/"):
+            found = self.find(scope["path"][len(PATH) + 1 :])
+        if found is None:
+            self.unknown += 1
+        body = (found or "no such challenge\n").encode()
+        headers = [
+            (b"content-type", b"application/octet-stream" if found else b"text/plain; charset=utf-8"),
+            (b"content-length", str(len(body)).encode()),
+            (b"cache-control", b"no-store"),
+            (b"x-content-type-options", b"nosniff"),
+        ]
+        status = 200 if found is not None else 404
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})

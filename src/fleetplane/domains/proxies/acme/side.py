@@ -1,0 +1,95 @@
+"""The part of the proxies domain that gets certificates, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fleetplane.domains.proxies.acme.account import AccountVault
+from fleetplane.domains.proxies.acme.authority import AuthorityOptions
+from fleetplane.domains.proxies.acme.controller import CertificateController
+from fleetplane.domains.proxies.acme.dns import DnsProvider, DnsZones
+from fleetplane.domains.proxies.acme.issuers import AcmeIssuer, Issuer, SelfSigned
+from fleetplane.domains.proxies.acme.lexicon_dns import LexiconDns
+from fleetplane.domains.proxies.acme.propagation import Propagation, Server
+from fleetplane.domains.proxies.acme.renewal import RenewalPolicy
+from fleetplane.domains.proxies.acme.responder import ChallengeBoard
+from fleetplane.domains.proxies.acme.workers import Workers
+from fleetplane.domains.proxies.certificates import LETS_ENCRYPT, SELF_SIGNED, Certificates, Offered
+from fleetplane.domains.proxies.kinds import Certificate
+from fleetplane.domains.proxies.vault import Vault
+from fleetplane.domains.proxies.workspaces import Workspaces
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.identity import MasterKey
+from fleetplane.kernel.store import Store
+from fleetplane.web.ops import Mount
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZoneOptions:
+    """One zone at one DNS provider; `options` are dns-lexicon's for it, such as `auth_token`."""
+
+    provider: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcmeOptions:
+    authority: AuthorityOptions = field(default_factory=AuthorityOptions)
+    zones: Mapping[str, ZoneOptions] = field(default_factory=dict)
+    """By the zone's name: domains in them can be proved over DNS."""
+    dns_servers: Sequence[Server] = ()
+    """Asked whether a record is visible, instead of the zone's own."""
+    policy: RenewalPolicy = field(default_factory=RenewalPolicy)
+
+
+class CertificateSide:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        master: MasterKey,
+        options: AcmeOptions,
+        *,
+        workspaces: Workspaces,
+        vault: Vault,
+        providers: Mapping[str, DnsProvider] | None = None,
+    ) -> None:
+        """`providers` are zones beside those of the options."""
+        dns_workers = Workers("the DNS provider")
+        zones: dict[str, DnsProvider] = {
+            zone: LexiconDns(dns_workers, provider=one.provider, zone=zone, options=one.options)
+            for zone, one in options.zones.items()
+        }
+        known = DnsZones({**zones, **(providers or {})})
+        self.board = ChallengeBoard(clock)
+        self.offered = Offered(providers=(LETS_ENCRYPT, SELF_SIGNED), dns=known.covers)
+        self.certificates = Certificates(store, clock, workspaces, vault, self.offered)
+        issuers: dict[str, Issuer] = {
+            LETS_ENCRYPT: AcmeIssuer(
+                clock, options.authority,
+                accounts=AccountVault(store, master), board=self.board, zones=known,
+                propagation=Propagation(clock, servers=options.dns_servers),
+                workers=Workers("the certificate authority"),
+            ),
+            SELF_SIGNED: SelfSigned(clock),
+        }  # fmt: skip
+        self.controller = CertificateController(
+            store=store, clock=clock, workspaces=workspaces, certificates=self.certificates,
+            issuers=issuers, policy=options.policy,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<CertificateSide {self.controller!r}>"
+
+    @property
+    def mounts(self) -> Sequence[Mount]:
+        """For the listener that agents pass challenges on to."""
+        return (self.board.mount,)
+
+    async def revoke(self, scope: str, identity: str, *, reason: int = 0, actor: str) -> Certificate:
+        return await self.controller.revoke(scope, identity, reason=reason, actor=actor)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self.controller.run()

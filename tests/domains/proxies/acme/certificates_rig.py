@@ -1,0 +1,118 @@
+"""Certificates in this process: a real store, a workspace in it, and whatever issues them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fleetplane.domains.proxies.acme.controller import CertificateController
+from fleetplane.domains.proxies.acme.issuers import Issuer
+from fleetplane.domains.proxies.acme.renewal import RenewalPolicy
+from fleetplane.domains.proxies.certificates import Certificates, Offered
+from fleetplane.domains.proxies.kinds import (
+    CERTIFICATE,
+    KINDS,
+    Certificate,
+    CertificateSpec,
+    CertificateStatus,
+    OrganizationSpec,
+    WorkspaceSpec,
+    workspace_scope,
+)
+from fleetplane.domains.proxies.places import Places
+from fleetplane.domains.proxies.vault import Vault
+from fleetplane.domains.proxies.workspaces import Workspaces
+from fleetplane.kernel.clock import Clock, SystemClock
+from fleetplane.kernel.identity import MasterKey
+from fleetplane.kernel.kinds import KERNEL_KINDS
+from fleetplane.kernel.store import Store, StoreSettings
+
+DEADLINE_SECONDS = 30.0
+BOSS = "user/boss"
+
+
+async def until(condition: Callable[[], Any], *, seconds: float = DEADLINE_SECONDS) -> Any:
+    async with asyncio.timeout(seconds):
+        while not (found := condition()):
+            await asyncio.sleep(0.005)
+    return found
+
+
+@dataclass(slots=True, kw_only=True)
+class Desk:
+    """A workspace and its certificates; nobody issues any yet."""
+
+    store: Store
+    clock: Clock
+    master: MasterKey
+    vault: Vault
+    workspaces: Workspaces
+    certificates: Certificates
+    scope: str
+
+    async def request(
+        self, domain: str, *, provider: str = "letsencrypt", auto_renew: bool = True
+    ) -> Certificate:
+        spec = CertificateSpec(domain=domain, provider=provider, auto_renew=auto_renew)
+        return await self.certificates.request(self.scope, spec, actor=BOSS)
+
+    def status(self, certificate: Certificate) -> CertificateStatus:
+        found = self.store.get(CERTIFICATE, self.scope, certificate.name)
+        assert found is not None
+        assert found.status is not None
+        return found.status
+
+    async def reached(self, certificate: Certificate, *states: str) -> CertificateStatus:
+        await until(lambda: self.status(certificate).state in states)
+        return self.status(certificate)
+
+
+@asynccontextmanager
+async def desk(folder: Path, clock: Clock | None = None, *, name: str = "state.db") -> AsyncIterator[Desk]:
+    clock = clock or SystemClock()
+    settings = StoreSettings(path=folder / name)
+    async with Store.open(settings, kinds=[*KINDS, *KERNEL_KINDS], clock=clock) as store:
+        master = MasterKey(b"k" * 32, clock)
+        vault = Vault(store, master)
+        workspaces = Workspaces(store, vault)
+        offered = Offered(providers=("letsencrypt", "selfsigned"), dns=lambda _: True)
+        yield Desk(
+            store=store, clock=clock, master=master, vault=vault, workspaces=workspaces,
+            certificates=Certificates(store, clock, workspaces, vault, offered),
+            scope=await _workspace(store, Places(store, clock, workspaces)),
+        )  # fmt: skip
+
+
+async def _workspace(store: Store, places: Places) -> str:
+    from fleetplane.domains.proxies.kinds import WORKSPACE
+
+    if existing := store.list(WORKSPACE):
+        return existing[0].scope
+    organization = await places.create_organization(
+        OrganizationSpec(name="Acme", slug="acme"), owner="boss", actor=BOSS
+    )
+    made = await places.create_workspace(
+        organization.name, WorkspaceSpec(name="Production", slug="production"), actor=BOSS
+    )
+    assert made.scope == workspace_scope(organization.name, made.name)
+    return made.scope
+
+
+@asynccontextmanager
+async def controlled(
+    desk: Desk, issuers: Mapping[str, Issuer], policy: RenewalPolicy | None = None
+) -> AsyncIterator[CertificateController]:
+    controller = CertificateController(
+        store=desk.store, clock=desk.clock, workspaces=desk.workspaces, certificates=desk.certificates,
+        issuers=issuers, policy=policy or RenewalPolicy(),
+    )  # fmt: skip
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(controller.run())
+        try:
+            yield controller
+        finally:
+            running.cancel()

@@ -1,0 +1,138 @@
+"""A real ACME authority and its DNS, from Debian's packages, on free ports of this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from throwaway_ca import ThrowawayCa
+
+from fleetplane.domains.proxies.acme.authority import AuthorityOptions
+
+START_SECONDS = 15.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pebble:
+    directory_url: str
+    management: str
+    ca_file: Path
+    http_port: int
+    """Where the authority comes for HTTP-01."""
+    dns_port: int
+    dns_management: str
+
+    @property
+    def options(self) -> AuthorityOptions:
+        return AuthorityOptions(
+            directory_url=self.directory_url, ca_file=str(self.ca_file), terms_agreed=True,
+            contact_email="ops@example.test",
+        )  # fmt: skip
+
+    def tell_dns(self, verb: str, **body: Any) -> None:
+        request = urllib.request.Request(
+            f"{self.dns_management}/{verb}", data=json.dumps(body).encode(), method="POST"
+        )
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            answer.read()
+
+    def root_pem(self) -> str:
+        return self._managed("roots/0")
+
+    def status_of(self, serial: int) -> str:
+        """`Valid` or `Revoked`, in the authority's own books."""
+        found = json.loads(self._managed(f"cert-status-by-serial/{serial:x}"))
+        return str(found["Status"])
+
+    def _managed(self, path: str) -> str:
+        import ssl
+
+        context = ssl.create_default_context(cafile=str(self.ca_file))
+        with urllib.request.urlopen(f"{self.management}/{path}", timeout=5, context=context) as answer:
+            return str(answer.read().decode())
+
+
+@contextmanager
+def running(log: Path, *command: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout=5)
+
+
+def _answers(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"{process.args!r} did not start:\n{log.read_text()[-2000:]}")
+            time.sleep(0.02)
+        else:
+            return
+
+
+@contextmanager
+def pebble(folder: Path) -> Iterator[Pebble]:
+    dns, dns_management, api, management, http = (free_port() for _ in range(5))
+    ca = ThrowawayCa(name="for the authority's own web server")
+    certificate, key = ca.server(folder)
+    ca_file = folder / "ca.pem"
+    ca_file.write_bytes(ca.pem)
+    config = folder / "pebble.json"
+    settings = {
+        "listenAddress": f"127.0.0.1:{api}", "managementListenAddress": f"127.0.0.1:{management}",
+        "certificate": str(certificate), "privateKey": str(key), "httpPort": http, "tlsPort": free_port(),
+        "ocspResponderURL": "", "externalAccountBindingRequired": False,
+    }  # fmt: skip
+    config.write_text(json.dumps({"pebble": settings}))
+    with ExitStack() as stack:
+        log = folder / "dns.log"
+        process = stack.enter_context(
+            running(
+                log, "pebble-challtestsrv", "-defaultIPv4", "127.0.0.1", "-defaultIPv6", "",
+                "-dns01", f"127.0.0.1:{dns}", "-http01", "", "-https01", "", "-tlsalpn01", "",
+                "-management", f"127.0.0.1:{dns_management}",
+            )
+        )  # fmt: skip
+        _answers(dns_management, process, log)
+        log = folder / "pebble.log"
+        process = stack.enter_context(
+            running(
+                log, "pebble", "-config", str(config), "-dnsserver", f"127.0.0.1:{dns}", "-strict",
+                PEBBLE_VA_NOSLEEP="1", PEBBLE_WFE_NONCEREJECT="20", PEBBLE_AUTHZREUSE="0",
+            )
+        )  # fmt: skip
+        _answers(api, process, log)
+        _answers(management, process, log)
+        yield Pebble(
+            directory_url=f"https://127.0.0.1:{api}/dir", management=f"https://127.0.0.1:{management}",
+            ca_file=ca_file, http_port=http, dns_port=dns,
+            dns_management=f"http://127.0.0.1:{dns_management}",
+        )  # fmt: skip
