@@ -60,15 +60,18 @@ def command(data_dir: Path, *arguments: str) -> list[str]:
 
 @contextmanager
 def running_server(
-    data_dir: Path, *arguments: str, environment: Mapping[str, str] | None = None
+    data_dir: Path,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[ServerProcess]:
-    """Started and ready; killed at the end if the test did not stop it."""
+    """Started and ready; killed at the end if the test did not stop it. `prefix` runs the command."""
     data_dir.mkdir(parents=True, exist_ok=True)
     ready, log = data_dir / "ready.json", data_dir / "server.log"
     ready.unlink(missing_ok=True)
     with log.open("a") as stderr:
         process = subprocess.Popen(
-            [*command(data_dir, *arguments), "--ready-file", str(ready)],
+            [*prefix, *command(data_dir, *arguments), "--ready-file", str(ready)],
             stdout=subprocess.PIPE, stderr=stderr, text=True, env={**os.environ, **(environment or {})},
         )  # fmt: skip
     try:

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
@@ -31,6 +32,7 @@ from fleetplane.rpc import (
     MethodTable,
     open_listener,
 )
+from fleetplane.rpc.descriptors import connections_per_listener
 from fleetplane.rpc.introspection import HealthBoard, add_reflection, introspection_methods
 from fleetplane.settings import Settings
 from fleetplane.web.ops import OpsApp, Readiness
@@ -71,8 +73,11 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
         _collect(registry, domains, calls, store)
         specs = [endpoints.web(settings, ops, authority), *endpoints.grpc(settings, apps, domains, authority)]
         listeners = [
+        connections = connections_per_listener(len(specs))
             await stack.enter_async_context(
-                open_listener(spec, grace_seconds=settings.shutdown.grace_seconds)
+                open_listener(
+                    replace(spec, connections=connections), grace_seconds=settings.shutdown.grace_seconds
+                )
             )
             for spec in specs
         ]
@@ -84,6 +89,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             chores = housekeeping.chores(store, clock)
             tasks.append(controllers.create_task(housekeeping.keep_house(chores, clock), name="housekeeping"))
             await health.serving()
+            tasks.append(controllers.create_task(store.writing(), name="store"))
             ops.readiness = Readiness.READY
             stack.enter_context(_ready_file(settings, addresses))
             log.info("server.ready", version=__version__, pid=os.getpid(), **addresses)

@@ -11,7 +11,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -20,6 +20,7 @@ import h2corn
 import structlog
 
 from fleetplane.kernel.errors import SettingsError
+from fleetplane.rpc.descriptors import CONNECTIONS
 from fleetplane.rpc.sockets import BoundSocket, open_socket
 
 _log = structlog.get_logger("fleetplane.rpc")
@@ -30,8 +31,6 @@ RUNTIME_THREADS: Final = 1
 """Of the HTTP server, for the whole process. One keeps up with one event loop and leaves a core alone."""
 CONCURRENT_STREAMS: Final = 4096
 """Per connection. A gateway that multiplexes a thousand watches over one channel is normal here."""
-CONNECTIONS: Final = 10_000
-"""Per listener; beyond it, connections wait in the kernel's backlog."""
 HEADER_FIELDS: Final = 128
 HEADER_BYTES: Final = 64 * 1024
 """What is parsed at all. The gRPC layer refuses earlier, with a status; this protects the parser."""
@@ -43,6 +42,8 @@ WEBSOCKET_MESSAGE_BYTES: Final = 64 * 1024
 WEBSOCKET_PING_SECONDS: Final = 20.0
 """Between pings, and for the answer to one: a client that vanished is noticed within 40 s."""
 START_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 1.0
+"""Before a listener that failed, for want of descriptors say, is tried again."""
 _NEVER: Final = 0.0
 
 
@@ -63,6 +64,8 @@ class ListenerSpec:
     tls: TlsFiles | None = None
     unix_mode: int = 0o660
     http1: bool = False
+    connections: int = CONNECTIONS
+    """Held at once; see `descriptors`."""
 
 
 class Listener:
@@ -74,9 +77,28 @@ class Listener:
         """Such as `http://127.0.0.1:50051`, `https://127.0.0.1:8992` or `unix:///run/device.sock`."""
         self._sockets = sockets
         self._server = server
+        self._stopping = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Serve until told to stop. What the system refuses now, it may grant a moment later."""
+        while True:
+            try:
+                await self._server.serve()
+                return
+            except (OSError, RuntimeError) as error:
+                if self._stopping.is_set():
+                    raise
+                _log.error(
+                    "listener.failed", listener=self.name, error=str(error), retry_seconds=RETRY_SECONDS
+                )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_SECONDS):
+                    await self._stopping.wait()
+                return
 
     def stop_accepting(self) -> None:
         """Take no new connections. Streams that are open go on until they end or the grace is over."""
+        self._stopping.set()
         for bound in self._sockets:
             bound.close()
         self._server.shutdown()
@@ -91,10 +113,10 @@ async def open_listener(spec: ListenerSpec, *, grace_seconds: float) -> AsyncIte
     sockets = _open_all(spec)
     try:
         server = h2corn.Server(spec.app, _checked_config(spec, sockets, grace_seconds))
-        with _banner_withheld():
-            serving = asyncio.create_task(server.serve(), name=f"listener-{spec.name}")
-            await _started(spec, server, serving)
         listener = Listener(spec.name, sockets, server, scheme="https" if spec.tls else "http")
+        with _banner_withheld():
+            serving = asyncio.create_task(listener.serve(), name=f"listener-{spec.name}")
+            await _started(spec, server, serving)
         _log.info("listener.opened", listener=spec.name, addresses=listener.addresses)
         try:
             yield listener
@@ -167,7 +189,7 @@ def server_config(spec: ListenerSpec, sockets: list[BoundSocket], *, grace_secon
         access_log=False,
         log_format="json",
         max_concurrent_streams=CONCURRENT_STREAMS,
-        limit_connections=CONNECTIONS,
+        limit_connections=spec.connections,
         limit_request_fields=HEADER_FIELDS,
         h2_max_header_list_size=HEADER_BYTES,
         h2_max_header_block_size=HEADER_BYTES,

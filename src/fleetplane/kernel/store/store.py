@@ -52,6 +52,7 @@ class Store:
         self._settings = settings
         self._hub: Hub
         self._writer: Writer
+        self._writing: asyncio.Task[None]
         self.exclusive = False
         """Whether no other process can have the same database open."""
 
@@ -95,7 +96,7 @@ class Store:
         store = cls(engine, by_name, view, settings)
         store._hub = Hub(store, settings.watch_limits, revision=mark.revision, compacted=mark.compacted)
         store._writer = writer = Writer(engine, view, store._hub, mark, settings, clock)
-        task = asyncio.create_task(writer.run(), name="store-writer")
+        store._writing = task = asyncio.create_task(writer.run(), name="store-writer")
         try:
             yield store
         finally:
@@ -182,6 +183,13 @@ class Store:
         return await self.transact(
             transaction.change,
             actor=transaction.actor,
+    async def writing(self) -> None:
+        """Wait until nothing can be written any more: raises what ended it, or returns at the close.
+
+        For whoever runs the store to await: a server that goes on without its writer looks alive.
+        """
+        await asyncio.shield(self._writing)
+
             action=transaction.action,
             touches=transaction.touches,
         )

@@ -1,0 +1,102 @@
+"""The server when its callers mean no good, or the machine has nothing left to give."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+from server_process import STOP_SECONDS, ServerProcess, running_server
+
+from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+DESCRIPTORS = 256
+CONNECTIONS = 400
+WAIT_SECONDS = 20.0
+
+
+def lists(address: str) -> bool:
+    with grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        try:
+            gpu_pb2_grpc.GpuServiceStub(channel).ListGpus(gpu_pb2.ListGpusRequest(), timeout=2)
+        except grpc.RpcError:
+            return False
+        return True
+
+
+def tcp(server: ServerProcess) -> str:
+    return server.address("device-api", "http://").removeprefix("http://")
+
+
+def _descriptors(pid: int) -> int:
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+
+
+@contextlib.contextmanager
+def many_connections(server: ServerProcess, count: int) -> Iterator[None]:
+    host, _, port = tcp(server).rpartition(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=5))
+            connection.sendall(PREFACE)
+        yield
+
+
+def test_more_connections_than_descriptors_stop_nobody_else(tmp_path: Path) -> None:
+    limit = ("prlimit", f"--nofile={DESCRIPTORS}:{DESCRIPTORS}")
+    with running_server(tmp_path, "--only", "gpus", prefix=limit) as server:
+        with grpc.insecure_channel(server.socket) as before:
+            stub = gpu_pb2_grpc.GpuServiceStub(before)
+            stub.ListGpus(gpu_pb2.ListGpusRequest())
+            with many_connections(server, CONNECTIONS):
+                assert _descriptors(server.pid) < DESCRIPTORS
+                stub.ListGpus(gpu_pb2.ListGpusRequest(), timeout=5)
+                assert httpx.get(server.web + "/healthz").text == "ok\n"
+        assert _becomes_true(tcp(server)), "the listener did not recover"
+        assert server.stop() == 0
+        assert "listener.failed" not in {line["event"] for line in server.logged()}
+
+
+def test_a_listener_that_ran_out_of_descriptors_comes_back(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--only", "gpus") as server:
+        soft, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        open_now = _descriptors(server.pid)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (open_now + 5, hard))
+        with many_connections(server, 20):
+            deadline = time.monotonic() + WAIT_SECONDS
+            while "listener.failed" not in {line["event"] for line in server.logged()}:
+                assert time.monotonic() < deadline, "the listener had descriptors enough"
+                time.sleep(0.05)
+        resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+        assert _becomes_true(tcp(server)), "the listener did not come back"
+        assert server.stop() == 0
+
+
+def _becomes_true(address: str) -> bool:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < deadline:
+        if lists(address):
+            return True
+    return False
+
+
+def test_a_server_that_cannot_write_any_more_ends_and_says_why(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--only", "gpus") as server:
+        with contextlib.closing(sqlite3.connect(tmp_path / "fleetplane.db")) as database:
+            database.execute("UPDATE meta SET revision = revision + 1")
+            database.commit()
+        with grpc.insecure_channel(server.socket) as channel, contextlib.suppress(grpc.RpcError):
+            stub = provider_pb2_grpc.ProviderServiceStub(channel)
+            stub.RegisterGpu(provider_pb2.RegisterGpuRequest(name="gpu-1"), timeout=10)
+
+        assert server.process.wait(STOP_SECONDS) == 1
+        assert "someone else has written to it" in server.log.read_text()
+        assert not (tmp_path / "ready.json").exists()
