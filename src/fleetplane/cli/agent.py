@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 
 from fleetplane.cli.address import default_address
-from fleetplane.cli.lazy import LazyGroup
+from fleetplane.cli.lazy import Entry, LazyGroup
 from fleetplane.cli.parameters import DURATION, address_option
 from fleetplane.domains.instances import durations
 from fleetplane.kernel.errors import InvalidArgument
@@ -67,7 +67,16 @@ def _mode(name: str, variable: str, default: str) -> Callable[[F], F]:
     return _set(name, variable, type=FileMode(), default=default, show_default=True, help="Of its files.")
 
 
-@click.group(cls=LazyGroup)
+class Agents(LazyGroup):
+    entries: ClassVar[Mapping[str, Entry]] = {
+        "proxy": Entry(
+            target="fleetplane.cli.agent_proxy:proxy",
+            help="Drive this machine's NGINX as the server wants it served.",
+        ),
+    }
+
+
+@click.group(cls=Agents)
 def agent() -> None:
     """Run the node side: report on this machine."""
 

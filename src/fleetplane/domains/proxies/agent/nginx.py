@@ -65,7 +65,8 @@ class Nginx:
         self._steady_seconds = steady_seconds
         self._limit_seconds = limit_seconds
         self.asked = 0
-        """Requests of our own that NGINX counts among its visitors'."""
+        """Requests of our own that the running NGINX counts among its visitors'."""
+        self._asked_master: Master | None = None
 
     def __repr__(self) -> str:
         return f"<Nginx {self.site.binary.words} master={self.master()}>"
@@ -93,14 +94,21 @@ class Nginx:
 
     async def answering(self) -> str | None:
         """The release that answers."""
-        self.asked += 1
-        answer = await get_unix(self.site.paths.socket, RELEASE_PATH, timeout=ASK_SECONDS)
-        return None if answer is None or answer.status != 200 else answer.body.decode(errors="replace")
+        answer = await self._ask(RELEASE_PATH)
+        return None if answer is None else answer.decode(errors="replace")
 
     async def figures(self) -> StubStatus | None:
+        answer = await self._ask(STATUS_PATH)
+        return None if answer is None else parse_stub_status(answer)
+
+    async def _ask(self, target: str) -> bytes | None:
+        answer = await get_unix(self.site.paths.socket, target, timeout=ASK_SECONDS)
+        if answer is None:
+            return None
+        if (master := self.master()) != self._asked_master:
+            self._asked_master, self.asked = master, 0
         self.asked += 1
-        answer = await get_unix(self.site.paths.socket, STATUS_PATH, timeout=ASK_SECONDS)
-        return None if answer is None or answer.status != 200 else parse_stub_status(answer.body)
+        return answer.body if answer.status == 200 else None
 
     # Acting.
 

@@ -1,0 +1,259 @@
+"""One stream to the server: register, then talk until it breaks.
+
+Everything that must outlive the stream is elsewhere; a new session starts from what is so now and
+from what the server has not acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, NoReturn
+
+import grpc
+import grpc.aio
+import structlog
+
+from fleetplane.domains.proxies.agent.commands import Commander
+from fleetplane.domains.proxies.agent.credential import Credential
+from fleetplane.domains.proxies.agent.link import LinkLost, Refused, translated
+from fleetplane.domains.proxies.agent.outbox import Outbox, Payload, receipt_of
+from fleetplane.domains.proxies.agent.shipping import Shipper
+from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+from fleetplane.gen.nxmesh.agent.v1 import agent_pb2_grpc
+from fleetplane.kernel.clock import Clock
+
+REGISTRATION_SECONDS: Final = 10.0
+RECEIPT_SECONDS: Final = 30.0
+"""After that a batch is sent again; whoever has it already knows it by its ids."""
+HEARTBEAT_SECONDS: Final = 30.0
+METRICS_SECONDS: Final = 15.0
+GOODBYE_SECONDS: Final = 1.0
+WAKE_GAP_SECONDS: Final = 0.2
+"""Between two health reports, however much happens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reports:
+    """How the things a session tells of itself are made, at the moment they are sent."""
+
+    health: Callable[[], Awaitable[pb.HealthReport]]
+    metrics: Callable[[], Awaitable[pb.MetricsBatch]]
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Health that should not wait for its turn."""
+    metrics_seconds: float = METRICS_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What lasts from one session to the next."""
+
+    introduction: pb.RegistrationRequest
+    """Without the token."""
+    offer: Callable[[pb.ConfigUpdate], None]
+    commander: Commander
+    outbox: Outbox
+    reports: Reports
+    shippers: tuple[Shipper, ...]
+    clock: Clock
+    log: structlog.typing.FilteringBoundLogger
+    last_stamp: list[int] = field(default_factory=lambda: [0])
+
+    def stamp(self) -> int:
+        """Now in milliseconds, but never the same twice: receipts name messages by it."""
+        self.last_stamp[0] = max(self.clock.now_ns() // 1_000_000, self.last_stamp[0] + 1)
+        return self.last_stamp[0]
+
+
+class Session:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        node: Node,
+        credential: Credential,
+        *,
+        registered: Callable[[Credential], None],
+    ) -> None:
+        self._node = node
+        self._registered = registered
+        self._credential = credential
+        self._agent_id = credential.agent_id
+        self._heartbeat_seconds = HEARTBEAT_SECONDS
+        stub = agent_pb2_grpc.AgentServiceStub(channel)
+        self._call = stub.Stream(metadata=(("authorization", f"Bearer {credential.token}"),))
+        self._writing = asyncio.Lock()  # a stream has one writer at a time
+        self._receipts: dict[str, asyncio.Future[str]] = {}
+        self.established = False
+
+    def __repr__(self) -> str:
+        return f"<Session of {self._agent_id or 'nobody yet'} established={self.established}>"
+
+    async def run(self) -> NoReturn:
+        """Until the stream breaks (LinkLost) or the server wants us no more (Refused)."""
+        ends: list[BaseException] = []
+        try:
+            await self._register()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._flush())
+                tasks.create_task(self._beat())
+                tasks.create_task(self._measure())
+                for shipper in self._node.shippers:
+                    tasks.create_task(shipper.run(self._deliver, self._agent_id))
+                await self._listen()
+        except* (grpc.aio.AioRpcError, LinkLost, Refused) as group:
+            ends = list(_leaves(group))
+        finally:
+            await self._say_goodbye()
+        raise _why(ends)
+
+    async def _register(self) -> None:
+        introduction = pb.RegistrationRequest()
+        introduction.CopyFrom(self._node.introduction)
+        introduction.token = self._credential.token
+        await self._send(pb.AgentMessage(registration=introduction))
+        try:
+            async with asyncio.timeout(REGISTRATION_SECONDS):
+                answer = await self._call.read()
+        except TimeoutError as error:
+            raise LinkLost("the server does not answer the registration") from error
+        if not isinstance(answer, pb.MasterMessage):
+            raise translated(await self._end())
+        response = answer.registration_response
+        if answer.WhichOneof("payload") != "registration_response":
+            raise LinkLost("the server answered the registration with something else")
+        if not response.success:
+            raise Refused(response.error_message or "the registration was refused")
+        self._agent_id = response.agent_id
+        if response.heartbeat_interval_seconds > 0:
+            self._heartbeat_seconds = float(response.heartbeat_interval_seconds)
+        self.established = True
+        self._registered(Credential(token=self._credential.token, agent_id=response.agent_id))
+
+    async def _end(self) -> grpc.aio.AioRpcError:
+        """How the stream ended, as the error it would have raised."""
+        return grpc.aio.AioRpcError(
+            await self._call.code(),
+            await self._call.initial_metadata(),
+            await self._call.trailing_metadata(),
+            await self._call.details(),
+        )
+
+    # Reading.
+
+    async def _listen(self) -> None:
+        while isinstance(message := await self._call.read(), pb.MasterMessage):
+            match message.WhichOneof("payload"):
+                case "config_update":
+                    self._node.offer(message.config_update)
+                case "command":
+                    self._node.commander.take(message.command)
+                case "ack":
+                    self._take_receipt(message.ack)
+                case "error":
+                    self._node.log.warning(
+                        "server_says", code=message.error.code, message=message.error.message
+                    )
+                case _:
+                    self._node.log.debug("message_not_understood")
+        raise translated(await self._end())
+
+    def _take_receipt(self, ack: pb.Ack) -> None:
+        if (waiting := self._receipts.pop(ack.message_id, None)) is not None and not waiting.done():
+            waiting.set_result("" if ack.success else (ack.error_message or "refused"))
+        elif not ack.success:
+            self._node.log.warning("server_refused_message", id=ack.message_id, error=ack.error_message)
+            if ack.error_message and ack.message_id:
+                self._node.outbox.acknowledged(ack.message_id)  # it will not like it better next time
+        else:
+            self._node.outbox.acknowledged(ack.message_id)
+
+    # Writing.
+
+    async def _send(self, message: pb.AgentMessage) -> int:
+        message.agent_id = self._agent_id
+        async with self._writing:
+            message.timestamp = self._node.stamp()
+            try:
+                await self._call.write(message)
+            except asyncio.InvalidStateError as error:
+                raise LinkLost("the stream has ended") from error
+        return message.timestamp
+
+    async def _flush(self) -> NoReturn:
+        """Send what the server has not acknowledged, everything once on a new stream."""
+        sent: dict[str, Payload] = {}
+        while True:
+            for payload in self._node.outbox.waiting():
+                receipt = receipt_of(payload)
+                if sent.get(receipt) is payload:
+                    continue
+                if isinstance(payload, pb.Event):
+                    await self._send(pb.AgentMessage(event=payload))
+                else:
+                    await self._send(pb.AgentMessage(config_status=payload))
+                sent[receipt] = payload
+            await self._node.outbox.changed()
+            still = {receipt_of(payload) for payload in self._node.outbox.waiting()}
+            sent = {receipt: payload for receipt, payload in sent.items() if receipt in still}
+
+    async def _beat(self) -> NoReturn:
+        reports, clock = self._node.reports, self._node.clock
+        while True:
+            await self._send(pb.AgentMessage(health=await reports.health()))
+            await clock.sleep(WAKE_GAP_SECONDS)
+            pause = self._heartbeat_seconds * (0.9 + 0.2 * clock.random()) - WAKE_GAP_SECONDS
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, pause)):
+                    await reports.wake.wait()
+            reports.wake.clear()
+
+    async def _measure(self) -> NoReturn:
+        while True:
+            metrics = await self._node.reports.metrics()
+            await self._send(pb.AgentMessage(metrics=metrics))
+            await self._node.clock.sleep(self._node.reports.metrics_seconds)
+
+    async def _deliver(self, batch: pb.LogBatch) -> str:
+        """Send log lines and wait until the server has them; what it has against them otherwise."""
+        message = pb.AgentMessage(logs=batch, agent_id=self._agent_id)
+        waiting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        while True:
+            async with self._writing:
+                message.timestamp = self._node.stamp()
+                receipt = str(message.timestamp)
+                self._receipts[receipt] = waiting  # before it is sent: the answer may be quick
+                try:
+                    await self._call.write(message)
+                except asyncio.InvalidStateError as error:
+                    raise LinkLost("the stream has ended") from error
+            try:
+                async with asyncio.timeout(RECEIPT_SECONDS):
+                    return await asyncio.shield(waiting)
+            except TimeoutError:
+                self._receipts.pop(receipt, None)
+
+    async def _say_goodbye(self) -> None:
+        """End our half first, so that the server sees an end and not a breakdown."""
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await self._call.done_writing()
+        self._call.cancel()
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _leaves(one)
+    else:
+        yield error
+
+
+def _why(ends: list[BaseException]) -> LinkLost | Refused:
+    """Several tasks saw the stream end; a refusal says most."""
+    said = [translated(one) if isinstance(one, grpc.aio.AioRpcError) else one for one in ends]
+    for one in said:
+        if isinstance(one, Refused):
+            return one
+    return next((one for one in said if isinstance(one, LinkLost)), LinkLost("the server ended the stream"))
