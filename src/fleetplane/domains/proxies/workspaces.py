@@ -139,12 +139,10 @@ class Workspaces:
     # Writing.
 
     def plan(self, scope: str, *, cause: str, subject: str, actor: str) -> Plan:
-        return Plan(
-            cause=cause,
-            subject=subject,
-            actor=actor,
-            next=configuration.NextVersion.after(self.newest(scope)),
-        )
+        following = configuration.NextVersion.after(self.newest(scope))
+        for agent in [name for name in following.pins if self._store.get(AGENT, scope, name) is None]:
+            del following.pins[agent]  # it was deleted, and no longer keeps its version alive
+        return Plan(cause=cause, subject=subject, actor=actor, next=following)
 
     async def redeploy(self, scope: str, *, cause: str, subject: str, actor: str) -> None:
         """A version with the same contents, because someone's share of them has changed."""
