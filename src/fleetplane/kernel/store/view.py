@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 
-from fleetplane.kernel.access import covers
+from fleetplane.kernel.access import EVERYWHERE
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.resources import AnyResource, Key
 from fleetplane.kernel.store.engine import Claim
@@ -38,10 +38,20 @@ class KindView:
         found = self._lists.get(scope)
         if found is None:
             live = self.live
-            found = tuple([live[at] for at in self._order if covers(scope, at[0])])
+            found = tuple([live[at] for at in self._below(scope)])
             if len(self._lists) < LISTS_PER_KIND_LIMIT:
                 self._lists[scope] = found
         return found
+
+    def _below(self, scope: str) -> Sequence[tuple[str, str]]:
+        """Where the resources at or below a scope lie, in order, without looking at any other."""
+        order = self._order
+        if scope == EVERYWHERE:
+            return order
+        # Two stretches, because `org/a-b` comes between `org/a` and `org/a/x`: "-" is before "/".
+        # Nothing lies between a text and the same text with NUL, nor after "/" and before "0".
+        at = order[bisect_left(order, (scope, "")) : bisect_left(order, (scope + "\0", ""))]
+        return at + order[bisect_left(order, (scope + "/", "")) : bisect_left(order, (scope + "0", ""))]
 
     def put(self, resource: AnyResource) -> None:
         at = (resource.scope, resource.name)
