@@ -267,3 +267,21 @@ async def test_many_agents_connect_at_once(rig: Rig) -> None:
     assert all(answer.success for answer in answers)
     assert len(rig.side.presences) == 20
     assert QUICK.heartbeat_seconds == answers[0].heartbeat_interval_seconds
+
+
+async def test_a_connection_that_breaks_is_not_an_error(rig: Rig, capfd: pytest.CaptureFixture[str]) -> None:
+    from fleetplane.gen.nxmesh.agent.v1 import agent_pb2_grpc
+
+    enrolled = await rig.enrol("web-01")
+    channel = grpc.aio.secure_channel(rig.address, grpc.ssl_channel_credentials(rig.root))
+    agent = FakeAgent(agent_pb2_grpc.AgentServiceStub(channel), enrolled.token, enrolled.agent.name)
+    await agent.open()
+    live = rig.side.presences.open(agent.agent_id)
+    assert live is not None
+    await channel.close()
+    for _ in range(50):  # while it breaks, something is being sent
+        live.session.offer(pb.MasterMessage())
+        await asyncio.sleep(0)
+    await until(lambda: rig.state(agent.agent_id) == "offline")
+    said = capfd.readouterr()
+    assert "[error" not in said.out + said.err

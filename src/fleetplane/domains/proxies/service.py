@@ -37,6 +37,7 @@ from fleetplane.kernel.errors import (
 )
 from fleetplane.kernel.sessions import STOPPING, SUPERSEDED, Session, Sessions
 from fleetplane.rpc import CallContext, Connection
+from fleetplane.rpc.exchange import ClientGone
 
 log = structlog.get_logger(__name__)
 
@@ -112,8 +113,7 @@ class AgentService:
             async with asyncio.TaskGroup() as tasks:
                 reader = tasks.create_task(self._listen(requests, visit))
                 arrival = tasks.create_task(self._send_waiting(visit.agent.name))
-                async for message in visit.session:
-                    await context.write(message)
+                await self._speak(visit, context)
                 reader.cancel()
                 arrival.cancel()
         finally:
@@ -213,6 +213,14 @@ class AgentService:
         except FleetplaneError as error:  # they stay written down, and go out with the next session
             log.warning("proxies.commands_not_sent", agent=agent_id, error=error.message)
 
+    async def _speak(self, visit: Visit, context: CallContext) -> None:
+        """Write until the session ends; a connection that broke ends it."""
+        try:
+            async for message in visit.session:
+                await context.write(message)
+        except ClientGone:
+            visit.session.close()
+
     # Reading.
 
     async def _listen(self, requests: AsyncIterator[pb.AgentMessage], visit: Visit) -> None:
@@ -221,6 +229,8 @@ class AgentService:
             async for message in requests:
                 self._controller.heard_from(visit.agent.name, visit.live)
                 await self._take(message, visit)
+        except ClientGone:
+            pass  # its connection broke: nothing is wrong, and nobody is there to be told
         except FleetplaneError as error:
             visit.error, visit.code = error, visit.code or INVALID
         except Exception as error:
