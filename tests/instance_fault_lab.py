@@ -41,9 +41,9 @@ def fault(operation: str, *, after: bool, seconds: float) -> dict[str, Any]:
 class FaultLab:
     folder: Path
 
-    def configure(self, size: int, *faults: dict[str, Any], delay_seconds: float = 0.0) -> None:
+    def configure(self, size: int, *faults: dict[str, Any], delay_seconds: float = 0.0, **more: Any) -> None:
         """What the next server will find; each of these would take minutes at the default pace."""
-        options = {"state_file": STATE_FILE, "faults": list(faults), "delay_seconds": delay_seconds}
+        options = {"state_file": STATE_FILE, "faults": list(faults), "delay_seconds": delay_seconds, **more}
         infra = {"provider": "mock", "region": "here", "zone": "here-a", "options": options}
         wanted = document(size, shard={"infra": infra, "health_check_interval": "60s"})
         path = self.folder / "objects" / CONFIG_PATH

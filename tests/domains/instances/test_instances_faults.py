@@ -143,3 +143,20 @@ def test_killed_at_random_while_draining_the_group_converges(tmp_path: Path) -> 
     assert lab.machines() == set()
     assert_each_had_its_drain(lab, promised)
     assert len(lab.records()) == SIZE
+
+
+# A provider that cannot be had
+
+
+def test_a_document_with_a_wrong_provider_leaves_the_server_standing(tmp_path: Path) -> None:
+    lab = FaultLab(tmp_path)
+    lab.configure(SIZE, wrong_option=1)
+    with lab.server() as server:
+        wait_for(
+            lambda: any(line["event"] == "instances.provider_unusable" for line in server.logged()),
+            "it says what is wrong",
+        )
+        assert server.process.poll() is None
+        assert lab.counts() == (0, 0)
+    grow(lab)
+    assert_nothing_leaked_or_doubled(lab)

@@ -18,7 +18,7 @@ from fleetplane.domains.instances.error_feed import ErrorFeed
 from fleetplane.domains.instances.files import Addresses, FileMaker, Secrets
 from fleetplane.domains.instances.groups import Groups
 from fleetplane.domains.instances.kinds import KINDS, Instance
-from fleetplane.domains.instances.machinery import Machinery, load_provider
+from fleetplane.domains.instances.machinery import Machinery, usable_provider
 from fleetplane.domains.instances.metrics import InstanceCollector
 from fleetplane.domains.instances.operator_service import OperatorService
 from fleetplane.domains.instances.providers.contract import Provider
@@ -250,7 +250,7 @@ class InstanceDomain:
             await self._configured.wait()
             self._configured.clear()
             try:
-                return self._provider or load_provider(
+                return self._provider or await usable_provider(
                     self._groups,
                     self._options.provider,
                     state_directory=self._options.state_directory,

@@ -19,13 +19,17 @@ from fleetplane.domains.instances.providers import registry as providers
 from fleetplane.domains.instances.providers.contract import Provider, ProviderContext
 from fleetplane.domains.instances.registry import Instances
 from fleetplane.domains.instances.reports import Reports
+from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.store import Store
 
 log = structlog.get_logger(__name__)
 
+START_RETRY = Backoff(first_seconds=1.0, ceiling_seconds=60.0)
+"""Between tries at a provider that cannot be had or does not start."""
 RECHECKS_LIMIT = 1024
 """Instances asked about at a time because their agents went away; the regular look finds the rest."""
 
@@ -74,6 +78,7 @@ class Machinery:
                 gone=gone,
             )
         )
+        self._clock = clock
         self._rechecks: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -82,7 +87,7 @@ class Machinery:
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self.provider.start()
+        await self._start()
         log.info("instances.started", provider=self.provider.kind)
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -91,6 +96,17 @@ class Machinery:
             self._tasks = None
             await self.provider.close()
 
+    async def _start(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self.provider.start()
+            except Exception as error:  # a plug-in: whatever it raises, the rest of the server goes on
+                await _pause(self._clock, attempt, error)
+                attempt += 1
+            else:
+                return
+
     def suspect(self, instance: Instance) -> None:
         """The instance's agent went away; find out whether the instance did too."""
         if self._tasks is None or instance.name in self._rechecks or len(self._rechecks) >= RECHECKS_LIMIT:
@@ -98,6 +114,28 @@ class Machinery:
         self._rechecks.add(instance.name)
         task = self._tasks.create_task(self.controller.recheck(instance))
         task.add_done_callback(lambda _task: self._rechecks.discard(instance.name))
+
+
+async def usable_provider(
+    groups: Groups, kind: str, *, state_directory: Path, environment: Mapping[str, str], clock: Clock
+) -> Provider:
+    """As `load_provider`, but a document that names a wrong one is waited out until it is put right."""
+    attempt = 0
+    while True:
+        try:
+            return load_provider(
+                groups, kind, state_directory=state_directory, environment=environment, clock=clock
+            )
+        except FleetplaneError as error:
+            await _pause(clock, attempt, error)
+            attempt += 1
+
+
+async def _pause(clock: Clock, attempt: int, error: Exception) -> None:
+    wait = START_RETRY.delay_seconds(attempt, jitter=clock.random())
+    text = error.message if isinstance(error, FleetplaneError) else f"{type(error).__name__}: {error}"
+    log.error("instances.provider_unusable", error=text, retry_seconds=round(wait, 1))
+    await clock.sleep(wait)
 
 
 def load_provider(
