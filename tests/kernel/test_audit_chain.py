@@ -12,7 +12,7 @@ from storekit import SCOPE, THING, opened, put, remove
 
 from fleetplane.kernel import audit
 from fleetplane.kernel.audit import Change, Entry, Head, Row, Verdict, verify, verify_file
-from fleetplane.kernel.errors import NotFound, Unavailable
+from fleetplane.kernel.errors import IntegrityError, NotFound, Unavailable
 
 
 def chain(length: int) -> list[Row]:
@@ -117,11 +117,11 @@ async def test_a_file_is_verified_while_its_server_runs_and_after(tmp_path: Path
     ("sql", "problem"),
     [
         (
-            "UPDATE audit SET entry = replace(entry, 'tester', 'nobody') WHERE seq = 2",
-            "entry 2 does not match",
+            "UPDATE audit SET entry = replace(entry, 'tester', 'nobody') WHERE seq = 3",
+            "entry 3 does not match",
         ),
         ("DELETE FROM audit WHERE seq = 2", "entry 2 is missing"),
-        ("DELETE FROM audit WHERE seq = 3", "ends at entry 2, but 3 were written"),
+        ("DELETE FROM audit WHERE seq = 5", "ends at entry 4, but 5 were written"),
         ("UPDATE meta SET revision = 2", "the store is at revision 2"),
         (
             "UPDATE resources SET body = body || x'00' WHERE name = 'b'",
@@ -132,11 +132,19 @@ async def test_a_file_is_verified_while_its_server_runs_and_after(tmp_path: Path
             "thing org/a b was written and never deleted, but is gone",
         ),
         ("INSERT INTO resources VALUES ('thing', 's', 'forged', 3, x'00')", "thing s forged is not what was"),
+        ("DELETE FROM claims", "claim thing org/a slug=nice was written and never deleted, but is gone"),
+        ("UPDATE claims SET owner = 'c'", "claim thing org/a slug=nice is not what was last written"),
+        ("DELETE FROM secrets", "secret ca was written and never deleted, but is gone"),
+        ("DELETE FROM meta", "the chain's end is not the one that was recorded"),
     ],
 )
 async def test_an_edit_of_the_file_is_found(tmp_path: Path, sql: str, problem: str) -> None:
     path = tmp_path / "store.db"
     async with opened(path) as store:
+        await store.put_secret("ca", b"hush")
+        await store.transact(
+            lambda draft: draft.claim(THING, SCOPE, "slug", "nice", "a"), actor="a", action="a", touches=[]
+        )
         for name in "abc":
             await put(store, name, 1)
     with closing(sqlite3.connect(path)) as database, database:
@@ -160,5 +168,15 @@ async def test_a_missing_or_foreign_file_is_explained(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
         await verify_file(tmp_path / "none.db")
     (tmp_path / "text.db").write_text("not a database, but long enough to look at" * 100)
-    with pytest.raises(Unavailable, match="cannot be read"):
+    with pytest.raises(IntegrityError, match="is damaged"):
         await verify_file(tmp_path / "text.db")
+    sqlite3.connect(tmp_path / "empty.db").close()
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(Unavailable, match="cannot be read"):
+        await verify_file(tmp_path / "empty.db")
+
+
+def test_a_verdict_is_told_in_a_sentence() -> None:
+    assert str(Verdict(intact=True, entries=5, revision=4)) == "intact: 5 entries, up to revision 4"
+    broken = Verdict(intact=False, entries=5, revision=4, problem="entry 6 is missing")
+    assert str(broken) == "not intact: entry 6 is missing; good are 5 entries, up to revision 4"

@@ -81,6 +81,16 @@ def test_a_key_that_is_no_key_is_refused(text: str) -> None:
         MasterKey.from_text(text, CLOCK)
 
 
+def test_a_key_file_that_is_no_text_or_no_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "master.key"
+    path.write_bytes(b"\xff\xfe")
+    path.chmod(0o600)
+    with pytest.raises(SettingsError, match="not base64"):
+        MasterKey.from_file(path, SystemClock())
+    with pytest.raises(SettingsError, match="is no file"):
+        MasterKey.from_file(tmp_path, SystemClock())
+
+
 def test_the_key_never_shows_itself() -> None:
     assert repr(KEY) == "<MasterKey>"
 

@@ -155,6 +155,27 @@ async def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> Non
             pass
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE resources SET body = CAST('text' AS TEXT)",
+        "UPDATE resources SET body = x'c1'",
+        "DELETE FROM meta",
+    ],
+)
+async def test_a_database_whose_rows_were_edited_is_refused_and_not_crashed_on(
+    tmp_path: Path, damage: str
+) -> None:
+    path = tmp_path / "store.db"
+    async with opened(path) as store:
+        await put(store, "x", 1)
+    with closing(sqlite3.connect(path)) as database, database:
+        assert database.execute(damage).rowcount == 1
+    with pytest.raises(IntegrityError):
+        async with opened(path):
+            pass
+
+
 def test_opening_a_current_database_does_not_load_alembic(tmp_path: Path) -> None:
     program = (
         "import asyncio, sys, pathlib\n"

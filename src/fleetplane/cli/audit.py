@@ -25,6 +25,7 @@ def verify(data_dir: Path) -> None:
     import asyncio
 
     from fleetplane.cli.exits import Exit
+    from fleetplane.cli.output import flat
     from fleetplane.kernel.audit import verify_file
     from fleetplane.kernel.errors import NotFound
 
@@ -34,6 +35,6 @@ def verify(data_dir: Path) -> None:
             f"there is no database at {database}", hint="name the server's data directory with --data-dir"
         )
     verdict = asyncio.run(verify_file(database))
-    click.echo(str(verdict))
+    click.echo(flat(str(verdict)))
     if not verdict.intact:
         raise SystemExit(Exit.CONDITION_NOT_MET)

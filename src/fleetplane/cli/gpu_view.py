@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from fleetplane.cli.client import name_of
-from fleetplane.cli.output import Cell, Table
+from fleetplane.cli.output import Cell, Table, flat
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 
 
@@ -92,7 +92,7 @@ def condition_table(gpus: Iterable[gpu_pb2.Gpu], now: float) -> Table:
 def change_line(kind: str, gpu: gpu_pb2.Gpu) -> str:
     """One event for a log file: fixed fields first, conditions last."""
     conditions = " ".join(_condition_word(condition) for condition in gpu.status.conditions) or "-"
-    return f"{kind:8}  {name_of(gpu)}  v{gpu.resource_version}  {health(gpu)}  {conditions}"
+    return flat(f"{kind:8}  {name_of(gpu)}  v{gpu.resource_version}  {health(gpu)}  {conditions}")
 
 
 def _gpu_row(gpu: gpu_pb2.Gpu, now: float) -> Sequence[Cell]:

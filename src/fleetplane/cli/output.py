@@ -81,7 +81,7 @@ def yaml_text(data: object) -> str:
 
 
 def plain_table(table: Table) -> str:
-    lines = [list(table.columns), *([_flat(cell.text) for cell in row] for row in table.rows)]
+    lines = [list(table.columns), *([flat(cell.text) for cell in row] for row in table.rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(table.columns))]
     return "\n".join(
         "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
@@ -97,10 +97,10 @@ def rich_table(table: Table) -> Any:
     for name in table.columns:
         drawn.add_column(name, overflow="fold")
     for row in table.rows:
-        drawn.add_row(*(Text(_flat(cell.text), style=cell.style) for cell in row))
+        drawn.add_row(*(Text(flat(cell.text), style=cell.style) for cell in row))
     return drawn
 
 
-def _flat(text: str) -> str:
+def flat(text: str) -> str:
     """Names and messages come from providers; control characters in them must not reach a terminal."""
     return "".join(character if character.isprintable() else "�" for character in text)

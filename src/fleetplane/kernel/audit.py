@@ -12,14 +12,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from fleetplane.kernel.errors import NotFound, Unavailable
+from fleetplane.kernel.errors import IntegrityError, NotFound, Unavailable
 
 GENESIS = bytes(32)
 """What the first entry is chained to."""
@@ -82,9 +82,27 @@ class Verdict:
     """The first entry that is not as it was written; None if intact, or if not an entry is at fault."""
     problem: str = ""
 
+    def __str__(self) -> str:
+        good = f"{self.entries} entries, up to revision {self.revision}"
+        return f"intact: {good}" if self.intact else f"not intact: {self.problem}; good are {good}"
+
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Entry)
+
+
+Address = tuple[str, str, str]
+"""Kind, scope and name, as entries have them."""
+
+WRITTEN: Mapping[str, tuple[str, bool]] = {
+    "put": ("resource", True),
+    "delete": ("resource", False),
+    "claim": ("claim", True),
+    "release": ("claim", False),
+    "secret.put": ("secret", True),
+    "secret.delete": ("secret", False),
+}
+"""What each operation is about, and whether it is there afterwards."""
 
 
 def digest(content: bytes) -> str:
@@ -112,7 +130,7 @@ class Verifier:
         self._seq = 0
         self._hash = GENESIS
         self._revision = 0
-        self._content: dict[tuple[str, str, str], str] = {}
+        self._content: dict[str, dict[Address, str]] = {what: {} for what, _ in WRITTEN.values()}
         self._broken: Verdict | None = None
 
     def feed(self, rows: Iterable[Row]) -> None:
@@ -138,25 +156,29 @@ class Verifier:
             return f"entry {row.seq} goes back from revision {self._revision} to {entry.revision}"
         self._seq, self._hash, self._revision = row.seq, row.hash, entry.revision
         for change in entry.changes:
-            key = (change.kind, change.scope, change.name)
-            if change.operation == "put":
-                self._content[key] = change.digest
-            elif change.operation == "delete":
-                self._content.pop(key, None)
+            self._note(change)
         return ""
 
-    def check_content(self, held: Iterable[tuple[tuple[str, str, str], str]]) -> None:
+    def _note(self, change: Change) -> None:
+        what, present = WRITTEN.get(change.operation, ("", False))
+        key = (change.kind, change.scope, change.name)
+        if present:
+            self._content[what][key] = change.digest
+        elif what:
+            self._content[what].pop(key, None)
+
+    def check_content(self, what: str, held: Iterable[tuple[Address, str]]) -> None:
         """Compare what the store holds, as (address, digest), with what the chain says it should."""
         if self._broken is not None:
             return
-        expected = dict(self._content)
+        expected = dict(self._content[what])
         for key, found in held:
             if expected.pop(key, None) != found:
-                self._broken = self._verdict(f"{' '.join(key)} is not what was last written")
+                self._broken = self._verdict(f"{what} {_spelt(key)} is not what was last written")
                 return
         if expected:
-            missing = next(iter(expected))
-            self._broken = self._verdict(f"{' '.join(missing)} was written and never deleted, but is gone")
+            missing = _spelt(next(iter(expected)))
+            self._broken = self._verdict(f"{what} {missing} was written and never deleted, but is gone")
 
     def check_head(self, head: Head) -> None:
         """Compare the chain's end with what was recorded beside it."""
@@ -209,16 +231,31 @@ def _verify_file(path: Path) -> Verdict:
                 "SELECT seq, CAST(hash AS BLOB), CAST(entry AS BLOB) FROM audit ORDER BY seq"
             )
             verifier.feed(Row(seq=seq, hash=hashed, entry=entry) for seq, hashed, entry in rows)
-            for revision, seq, hashed in database.execute("SELECT revision, audit_seq, audit_hash FROM meta"):
-                verifier.check_head(Head(revision=revision, seq=seq, hash=hashed))
-            verifier.check_content(_held(database))
+            recorded = database.execute("SELECT revision, audit_seq, audit_hash FROM meta").fetchall()
+            # Without the record of its end, a chain that was cut would look like a whole one.
+            revision, seq, hashed = recorded[0] if len(recorded) == 1 else (0, 0, b"")
+            verifier.check_head(Head(revision=revision, seq=seq, hash=hashed))
+            for what, query in _HELD.items():
+                verifier.check_content(what, _held(database, query))
             return verifier.verdict()
-    except sqlite3.Error as error:
+    except sqlite3.OperationalError as error:
         raise Unavailable(f"{path} cannot be read: {error}") from error
+    except sqlite3.DatabaseError as error:
+        raise IntegrityError(f"{path} is damaged: {error}") from error
 
 
-def _held(database: sqlite3.Connection) -> Iterator[tuple[tuple[str, str, str], str]]:
-    # Cast, because an edited column may have become text that cannot even be read as such.
-    rows = database.execute("SELECT kind, scope, name, CAST(body AS BLOB) FROM resources")
-    for kind, scope, name, body in rows:
-        yield (kind, scope, name), digest(body)
+# Cast, because an edited column may have become text that cannot even be read as such.
+_HELD = {
+    "resource": "SELECT kind, scope, name, CAST(body AS BLOB) FROM resources",
+    "claim": "SELECT kind, scope, field || '=' || value, CAST(owner AS BLOB) FROM claims",
+    "secret": "SELECT '', '', name, NULL FROM secrets",
+}
+
+
+def _held(database: sqlite3.Connection, query: str) -> Iterator[tuple[Address, str]]:
+    for kind, scope, name, content in database.execute(query):
+        yield (kind, scope, name), "" if content is None else digest(content)
+
+
+def _spelt(key: Address) -> str:
+    return " ".join(filter(None, key))

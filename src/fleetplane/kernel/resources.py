@@ -94,7 +94,7 @@ class Kind(Generic[SpecT, StatusT]):
     def decode(self, body: bytes) -> Resource[SpecT, StatusT]:
         try:
             return self._decoder.decode(body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, TypeError) as error:  # TypeError: not even bytes any more
             raise IntegrityError(f"a stored {self.name} cannot be read: {error}") from error
 
     @cached_property

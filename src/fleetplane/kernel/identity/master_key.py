@@ -51,12 +51,15 @@ class MasterKey:
             mode = stat.S_IMODE(path.stat().st_mode)
         except FileNotFoundError:
             return cls._create(path, clock)
-        if mode & 0o077:
+        if mode & 0o077 and path.is_file():
             raise SettingsError(
                 f"{path} can be read by others (mode {mode:04o})",
                 hint=f"chmod 600 {path}, and consider it known",
             )
-        return cls.from_text(path.read_text(encoding="ascii").strip(), clock)
+        if not path.is_file():
+            raise SettingsError(f"{path} is no file, so no master key can be in it")
+        # What is no ASCII is no base64 either; `from_text` says so.
+        return cls.from_text(path.read_text(encoding="ascii", errors="replace").strip(), clock)
 
     @classmethod
     def _create(cls, path: Path, clock: Clock) -> MasterKey:

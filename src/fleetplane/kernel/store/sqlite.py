@@ -259,7 +259,9 @@ def _whole_transactions(rows: Sequence[EventRow]) -> list[EventRow]:
 
 
 async def _mark(connection: AsyncConnection) -> Mark:
-    row = (await connection.execute(select(schema.META))).one()
+    row = (await connection.execute(select(schema.META))).one_or_none()
+    if row is None:
+        raise IntegrityError("the database does not say which revision it is at")
     return Mark(
         revision=row.revision, compacted=row.compacted, audit_seq=row.audit_seq, audit_hash=row.audit_hash
     )
