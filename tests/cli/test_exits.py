@@ -62,6 +62,12 @@ def test_the_line_has_the_hint_and_no_line_break() -> None:
     assert failure.line == "no such thing (look elsewhere)"
 
 
+def test_the_line_holds_nothing_that_a_terminal_would_obey() -> None:
+    failure = explain(errors.NotFound("no \x1b[2Jgpu \x9b1m"))
+    assert failure is not None
+    assert failure.line == "no \ufffd[2Jgpu \ufffd1m"
+
+
 def test_a_task_group_is_explained_by_its_first_cause() -> None:
     group = ExceptionGroup("tasks", [ExceptionGroup("more", [errors.Unavailable("no driver")])])
     failure = explain(group)

@@ -224,3 +224,12 @@ def test_control_characters_of_a_provider_do_not_reach_the_terminal(
     outcome = invoke("gpus", "list", "--address", device_api.address)
     assert "\x1b" not in outcome.out
     assert len(outcome.out.splitlines()) == 2
+
+
+def test_a_name_with_a_line_break_does_not_make_a_second_line_of_a_change(
+    invoke: Invoke, device_api: DeviceApiDouble
+) -> None:
+    device_api.put("gpu-a\nDELETED  gpu-b\x1b[2J")
+    outcome = invoke("gpus", "watch", "--timeout", "500ms", "--address", device_api.address)
+    assert len(outcome.out.splitlines()) == 1
+    assert "\x1b" not in outcome.out

@@ -99,4 +99,8 @@ def _explain_rpc(error: BaseException) -> Failure | None:
 
 def _line(message: str, hint: str = "") -> str:
     text = f"{message} ({hint})" if hint else message
-    return " ".join(text.split())  # one line, whatever came over the wire
+    line = " ".join(text.split())
+    # One line, and nothing that a terminal would obey, whatever came over the wire.
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line
+    )

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 STATUSES = frozenset({"True", "False", "Unknown"})
 UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
+LONGEST_SECONDS = 100 * 366 * 24 * 3600.0
+"""gRPC takes a deadline that is too far away for one that has passed."""
+
 
 class Duration(click.ParamType[float]):
     """`30s`, `500ms`, `2m`, `1h`, or a plain number of seconds; as seconds."""
@@ -32,6 +35,8 @@ class Duration(click.ParamType[float]):
         seconds = float(matched[1]) * UNIT_SECONDS[matched[2]]
         if seconds <= 0:
             self.fail("must be longer than nothing", param, ctx)
+        if seconds > LONGEST_SECONDS:
+            self.fail("is longer than a hundred years", param, ctx)
         return seconds
 
 
