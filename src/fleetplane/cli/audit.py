@@ -37,4 +37,4 @@ def verify(data_dir: Path) -> None:
     verdict = asyncio.run(verify_file(database))
     click.echo(flat(str(verdict)))
     if not verdict.intact:
-        raise SystemExit(Exit.CONDITION_NOT_MET)
+        raise click.exceptions.Exit(Exit.CONDITION_NOT_MET)
