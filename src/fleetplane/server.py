@@ -26,7 +26,7 @@ from fleetplane.rpc import (
     Authentication,
     Authenticator,
     CallStatistics,
-    Connection,
+    FixedPrincipal,
     GrpcApp,
     Listener,
     MethodTable,
@@ -41,6 +41,7 @@ log = structlog.get_logger(__name__)
 
 LOCAL_PRINCIPAL = Principal(name="local", roles=frozenset({Role("local")}))
 """Whoever reached a socket that only this machine can reach."""
+ANONYMOUS_PRINCIPAL = Principal(name="anonymous", roles=frozenset())
 
 
 Announce = Callable[[dict[str, list[str]], Sequence[str]], None]
@@ -72,8 +73,8 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
         apps = compose(blueprints, domains, calls, clock, health)
         _collect(registry, domains, calls, store)
         specs = [endpoints.web(settings, ops, authority), *endpoints.grpc(settings, apps, domains, authority)]
-        listeners = [
         connections = connections_per_listener(len(specs))
+        listeners = [
             await stack.enter_async_context(
                 open_listener(
                     replace(spec, connections=connections), grace_seconds=settings.shutdown.grace_seconds
@@ -88,8 +89,8 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             tasks = [controllers.create_task(domain.run(), name=f"domain/{domain!r}") for domain in domains]
             chores = housekeeping.chores(store, clock)
             tasks.append(controllers.create_task(housekeeping.keep_house(chores, clock), name="housekeeping"))
-            await health.serving()
             tasks.append(controllers.create_task(store.writing(), name="store"))
+            await health.serving()
             ops.readiness = Readiness.READY
             stack.enter_context(_ready_file(settings, addresses))
             log.info("server.ready", version=__version__, pid=os.getpid(), **addresses)
@@ -157,8 +158,8 @@ def compose(
     apps = {}
     for name in names:
         authenticators: dict[Authentication, Authenticator] = {
-            Authentication.ANONYMOUS: _anonymous,
-            Authentication.LOCAL: _local,
+            Authentication.ANONYMOUS: FixedPrincipal(ANONYMOUS_PRINCIPAL),
+            Authentication.LOCAL: FixedPrincipal(LOCAL_PRINCIPAL),
         }
         for domain in domains:
             authenticators.update(domain.authenticators.get(name, {}))
@@ -175,14 +176,6 @@ def compose(
         app.seal()
         apps[name] = app
     return apps
-
-
-def _anonymous(_connection: Connection) -> Principal:
-    return Principal(name="anonymous", roles=frozenset())
-
-
-def _local(_connection: Connection) -> Principal:
-    return LOCAL_PRINCIPAL
 
 
 def _collect(

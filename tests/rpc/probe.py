@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, wrappers_pb2
 from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import DecodeError
+
+from fleetplane.rpc import Framed, ImmediateAnswer
 
 SERVICE = "probe.Probe"
 METHODS = ("Unary", "Down", "Written", "Up", "Both")
@@ -164,6 +167,29 @@ class Probe:
             # Cleanup that itself waits must be left in peace.
             await asyncio.sleep(0.02)
             self.journal.note("cleaned up")
+
+
+class ImmediateProbe(Probe):
+    """The same, with a short way for unary calls that need not wait: the echo, and the crash."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once = 0
+        """Calls that the short way had an answer for."""
+        self.immediate: Mapping[str, ImmediateAnswer] = {"Unary": self._at_once}
+
+    def _at_once(self, request: bytes, fields: Mapping[bytes, bytes]) -> Framed | None:
+        behave = fields.get(b"behave", b"echo")
+        if behave not in (b"echo", b"crash"):
+            return None
+        try:
+            value = Value.FromString(request)
+        except DecodeError:
+            return None
+        self.at_once += 1
+        if behave == b"crash":
+            raise ValueError("secret internals")
+        return Framed(Value(value=value.value).SerializeToString())
 
 
 def _behave(context: Any) -> str:

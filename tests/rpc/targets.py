@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
-from rpc.probe import METHODS, SERVICE, Journal, Probe, Value, service_descriptor
+from rpc.probe import METHODS, SERVICE, ImmediateProbe, Journal, Probe, Value, service_descriptor
 
 from fleetplane.kernel.access import AccessTable, Grant, Permission, Principal, Role
 from fleetplane.kernel.clock import SystemClock
@@ -28,6 +28,7 @@ from fleetplane.rpc import (
     Authentication,
     CallStatistics,
     Connection,
+    FixedPrincipal,
     GrpcApp,
     ListenerSpec,
     MethodRow,
@@ -41,9 +42,10 @@ USE = Permission("probe.use")
 USER = Role("user")
 LOCAL = Principal(name="local", roles=frozenset({USER}))
 ACCESS = AccessTable({USER: [Grant(permission=USE)]})
-KINDS = ("tcp", "unix", "mtls", "hypercorn", "grpc.aio")
+KINDS = ("tcp", "unix", "mtls", "immediate", "immediate on hypercorn", "hypercorn", "grpc.aio")
+"""The immediate ones serve by the short way whatever can go it."""
 OURS = KINDS[:-1]
-H2CORN = KINDS[:3]
+H2CORN = KINDS[:4]
 
 
 def rows(listener: str = "probe", **extra: Any) -> list[MethodRow]:
@@ -80,8 +82,8 @@ def make_app(
         table=MethodTable(table if table is not None else rows()),
         access=ACCESS,
         authenticators={
-            Authentication.LOCAL: lambda _: LOCAL,
-            Authentication.ANONYMOUS: lambda _: LOCAL,
+            Authentication.LOCAL: FixedPrincipal(LOCAL),
+            Authentication.ANONYMOUS: FixedPrincipal(LOCAL),
             Authentication.CERTIFICATE: authenticate_certificate,
         },
         clock=SystemClock(),
@@ -189,7 +191,7 @@ _CODECS: dict[str, Any] = {
 async def open_target(
     kind: str, folder: Path, certificates: Certificates, limits: RpcLimits | None = None
 ) -> AsyncIterator[Target]:
-    probe = Probe()
+    probe = ImmediateProbe() if kind.startswith("immediate") else Probe()
     opened = (
         _open_grpc(probe) if kind == "grpc.aio" else _open_ours(kind, probe, folder, certificates, limits)
     )
@@ -238,9 +240,9 @@ async def _open_ours(
         probe,
         rows(authentication=authentication),
         limits=limits,
-        watch_departures=kind == "hypercorn",
+        watch_departures=kind.endswith("hypercorn"),
     )
-    if kind == "hypercorn":
+    if kind.endswith("hypercorn"):
         async with serve_hypercorn(app) as port:
             yield _insecure(f"127.0.0.1:{port}"), app
         return

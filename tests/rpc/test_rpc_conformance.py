@@ -161,7 +161,7 @@ async def test_an_abort_before_the_first_message_of_a_stream_is_the_same(target:
     received, error = await stream_failure(target.down()(Value(), metadata=behave("abort")))
     assert (received, error.code(), error.details()) == ([], Code.NOT_FOUND, "no such thing: ü %")
     stray = {key for key, _ in error.trailing_metadata()} - {"why", "date"}
-    if target.kind != "hypercorn":
+    if not target.kind.endswith("hypercorn"):
         assert stray == expected(target, "metadata of an unsent answer")
 
 
@@ -258,7 +258,7 @@ async def test_messages_of_any_permitted_size_pass(target: Target, size: int) ->
 
 
 async def test_a_message_over_the_limit_is_refused_with_both_numbers(target: Target) -> None:
-    if target.kind == "hypercorn":
+    if target.kind.endswith("hypercorn"):
         pytest.skip("Hypercorn drops the connection when an answer comes before the request's end")
     error = await failure(target.unary()(Value(value=bytes(4_194_305))))
     assert (error.code(), error.details()) == (Code.RESOURCE_EXHAUSTED, expected(target, "too large"))

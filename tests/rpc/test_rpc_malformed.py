@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import grpc
 import pytest
-from rpc.probe import SERVICE, Probe, Value
+from rpc.probe import SERVICE, ImmediateProbe, Probe, Value
 from rpc.raw_client import connect
 from rpc.targets import grpc_handlers, make_app
 
@@ -104,8 +104,9 @@ CASES = (
 
 @contextlib.asynccontextmanager
 async def serve(kind: str) -> AsyncIterator[str]:
-    if kind == "ours":
-        spec = ListenerSpec(name="probe", addresses=("127.0.0.1:0",), app=make_app(Probe()))
+    if kind != "grpc.aio":
+        app = make_app(ImmediateProbe() if kind == "immediate" else Probe())
+        spec = ListenerSpec(name="probe", addresses=("127.0.0.1:0",), app=app)
         async with open_listener(spec, grace_seconds=0.1) as listener:
             yield listener.addresses[0]
         return
@@ -137,8 +138,8 @@ async def observe(address: str, case: Case, patience_seconds: float) -> Outcome:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_a_malformed_request_gets_the_answer_of_the_table(case: Case) -> None:
-    async with serve("ours") as ours, serve("grpc.aio") as theirs:
-        for address, outcome in ((ours, case.ours), (theirs, case.grpc_aio)):
+    async with serve("ours") as ours, serve("immediate") as immediate, serve("grpc.aio") as theirs:
+        for address, outcome in ((ours, case.ours), (immediate, case.ours), (theirs, case.grpc_aio)):
             patience = SILENCE_SECONDS if outcome == SILENCE else PATIENCE_SECONDS
             assert await observe(address, case, patience) == outcome
 

@@ -1,9 +1,10 @@
 """gRPC on ASGI: framing, status, metadata, deadlines, service binding and the method table."""
 
 from fleetplane.rpc.app import GrpcApp
-from fleetplane.rpc.connection import Authenticator, Connection
+from fleetplane.rpc.connection import Authenticator, Connection, FixedPrincipal
 from fleetplane.rpc.context import CallContext
 from fleetplane.rpc.framing import Framed
+from fleetplane.rpc.handlers import ImmediateAnswer
 from fleetplane.rpc.limits import Bound, RpcLimits
 from fleetplane.rpc.listeners import Listener, ListenerSpec, TlsFiles, open_listener
 from fleetplane.rpc.methods import Authentication, MethodRow, MethodTable, Rate
@@ -16,8 +17,10 @@ __all__ = [
     "CallContext",
     "CallStatistics",
     "Connection",
+    "FixedPrincipal",
     "Framed",
     "GrpcApp",
+    "ImmediateAnswer",
     "Listener",
     "ListenerSpec",
     "MethodRow",

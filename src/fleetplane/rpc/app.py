@@ -28,6 +28,7 @@ from fleetplane.rpc.handlers import (
     handlers_of_descriptor,
     handlers_of_service,
 )
+from fleetplane.rpc.immediate import Shortcut
 from fleetplane.rpc.limits import Bound, RpcLimits
 from fleetplane.rpc.metadata import BadTimeout, Header, is_grpc_content_type, parse_timeout
 from fleetplane.rpc.methods import Authentication, MethodTable
@@ -58,6 +59,7 @@ class GrpcApp:
         self._handlers: dict[str, Handler] = {}
         self._generic: list[grpc.GenericRpcHandler] = []
         self._methods: dict[str, Method] = {}
+        self._shortcuts: dict[str, Shortcut] = {}
         self._limits = limits or RpcLimits()
         self._house = House(
             listener=listener,
@@ -116,7 +118,7 @@ class GrpcApp:
             raise SettingsError(f"listener {listener} has no authenticator for {', '.join(missing)}")
         self._house.access.require_complete(row.permission for row in rows if row.permission is not None)
         for row in rows:
-            self._methods[row.path] = Method(
+            self._methods[row.path] = method = Method(
                 handler=self._handlers[row.path],
                 row=row,
                 authenticate=self._authenticators[row.authentication],
@@ -125,6 +127,9 @@ class GrpcApp:
                 limit_bytes=row.max_request_bytes or self._limits.max_request_bytes,
                 anonymous=row.authentication is Authentication.ANONYMOUS,
             )
+            shortcut = Shortcut.of(self._house, method)
+            if shortcut is not None:
+                self._shortcuts[row.path] = shortcut
         self._sealed = True
 
     # Calls come in
@@ -134,7 +139,14 @@ class GrpcApp:
             await refusals.other_protocol(scope, receive, send)
             return
         house = self._house
-        method = self._methods.get(scope["path"])
+        shortcut = self._shortcuts.get(scope["path"])
+        if shortcut is None:
+            method = self._methods.get(scope["path"])
+        else:
+            handover = shortcut.serve(scope, receive, send)
+            if handover is None:
+                return
+            method, receive, send = handover.method, handover.receive, handover.send
         if method is None:
             await refusals.send(self._explain(scope), house, scope, send)
             return

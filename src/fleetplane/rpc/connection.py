@@ -84,3 +84,22 @@ class Connection:
 
 Authenticator = Callable[[Connection], Principal]
 """Says who is calling, or raises Unauthenticated or PermissionDenied."""
+
+
+class FixedPrincipal:
+    """An authenticator for which reaching the listener is the whole proof: every caller is the same.
+
+    That its answer depends on nothing in the call is what this type declares; calls may then be
+    admitted without asking it again.
+    """
+
+    __slots__ = ("principal",)
+
+    def __init__(self, principal: Principal) -> None:
+        self.principal = principal
+
+    def __call__(self, _connection: Connection) -> Principal:
+        return self.principal
+
+    def __repr__(self) -> str:
+        return f"<FixedPrincipal {self.principal.name}>"

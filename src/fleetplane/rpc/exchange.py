@@ -28,7 +28,7 @@ Send = Callable[[Event], Awaitable[None]]
 CONTENT_TYPE: Final = (b"content-type", b"application/grpc")
 _ACCEPTS: Final = (b"grpc-accept-encoding", framing.ACCEPT_ENCODING)
 # Servers read these and keep nothing, so the common answers are built once.
-_PLAIN_START: Final[Event] = {
+PLAIN_START: Final[Event] = {
     "type": "http.response.start",
     "status": 200,
     "headers": [CONTENT_TYPE, _ACCEPTS],
@@ -36,7 +36,7 @@ _PLAIN_START: Final[Event] = {
 }
 _NOTHING_YET: Final[Event] = {"type": "http.response.body", "body": b"", "more_body": True}
 _NO_MORE_BODY: Final[Event] = {"type": "http.response.body", "body": b"", "more_body": False}
-_OK_TRAILERS: Final[Event] = {
+OK_TRAILERS: Final[Event] = {
     "type": "http.response.trailers",
     "headers": [(b"grpc-status", b"0")],
     "more_trailers": False,
@@ -241,7 +241,7 @@ class Exchange:
     async def send_headers(self, extra: list[Header] | None = None) -> None:
         self.headers_sent = True
         if extra is None and self._encoding_out is None:
-            await self._put(_PLAIN_START)
+            await self._put(PLAIN_START)
             return
         headers = [CONTENT_TYPE, _ACCEPTS]
         if self._encoding_out is not None:
@@ -293,7 +293,7 @@ class Exchange:
             if not self.headers_sent:
                 if self._encoding_out is None:
                     self.headers_sent = True
-                    await send(_PLAIN_START)
+                    await send(PLAIN_START)
                 else:
                     await self.send_headers()
             await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -302,7 +302,7 @@ class Exchange:
             if trailing:
                 await self._trailers(trailing)
             else:
-                await send(_OK_TRAILERS)
+                await send(OK_TRAILERS)
         except OSError as error:
             raise ClientGone from error
 
@@ -320,7 +320,7 @@ class Exchange:
     async def _trailers(self, trailing: list[Header], status: Status | None = None) -> None:
         self.ended = True
         if status is None and not trailing:
-            await self._put(_OK_TRAILERS)
+            await self._put(OK_TRAILERS)
             return
         fields = status.headers() if status else [(b"grpc-status", b"0")]
         await self._put(

@@ -12,9 +12,14 @@ from typing import Any
 
 import grpc
 from google.protobuf import message_factory
-from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from fleetplane.kernel.errors import SettingsError
+from fleetplane.rpc.framing import Framed
+
+ImmediateAnswer = Callable[[bytes, Mapping[bytes, bytes]], Framed | None]
+"""Answers a unary call from its request's bytes and its header fields without waiting for anything;
+None if it cannot. What it answers, or raises, is what the method's coroutine would."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,8 @@ class Handler:
     response_streaming: bool
     deserialize: Callable[[bytes], Any] | None
     serialize: Callable[[Any], bytes] | None
+    immediate: ImmediateAnswer | None = None
+    """The short way beside `behaviour`, where the servicer offers one."""
 
     @property
     def service(self) -> str:
@@ -39,8 +46,16 @@ def handlers_of_descriptor(
     """Bind each method of a service to the servicer's attribute of the same name.
 
     Methods named in `raw_requests` get their requests as bytes: for messages whose shape
-    depends on what is in them.
+    depends on what is in them. A servicer that has an attribute `immediate`, from names of unary
+    methods to functions, offers these as short ways to the same answers.
     """
+    immediate: Mapping[str, ImmediateAnswer] = getattr(servicer, "immediate", {})
+    unary = {method.name for method in descriptor.methods if not _is_streaming(method)}
+    if immediate.keys() - unary:
+        raise SettingsError(
+            f"{type(servicer).__name__} has a short way for {', '.join(sorted(immediate.keys() - unary))}; "
+            f"only unary methods of {descriptor.full_name} can have one"
+        )
     for method in descriptor.methods:
         behaviour = getattr(servicer, method.name, None)
         if behaviour is None:
@@ -58,7 +73,12 @@ def handlers_of_descriptor(
                 else message_factory.GetMessageClass(method.input_type).FromString
             ),
             serialize=message_factory.GetMessageClass(method.output_type).SerializeToString,
+            immediate=immediate.get(method.name),
         )
+
+
+def _is_streaming(method: MethodDescriptor) -> bool:
+    return method.client_streaming or method.server_streaming
 
 
 def handler_of_grpc(path: str, handler: grpc.RpcMethodHandler[Any, Any]) -> Handler:

@@ -21,7 +21,15 @@ from fleetplane.kernel.access import AccessTable, Principal, Role
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.rpc import Authentication, CallStatistics, GrpcApp, ListenerSpec, MethodTable, open_listener
+from fleetplane.rpc import (
+    Authentication,
+    CallStatistics,
+    FixedPrincipal,
+    GrpcApp,
+    ListenerSpec,
+    MethodTable,
+    open_listener,
+)
 
 LOCAL = Principal(name="local", roles=frozenset({Role("local")}))
 
@@ -87,7 +95,7 @@ async def device_api(
             listener="device-api",
             table=MethodTable(BLUEPRINT.methods),
             access=AccessTable(BLUEPRINT.grants),
-            authenticators={Authentication.LOCAL: lambda _connection: LOCAL},
+            authenticators={Authentication.LOCAL: FixedPrincipal(LOCAL)},
             clock=clock,
             statistics=calls,
         )

@@ -33,14 +33,12 @@ class Gpus:
         self._store = store
         self._policy = policy
         self._silent: set[str] = set()
+        self.peek = store.peeker(GPU, SCOPE)
+        """The GPU of a name, if there is one and no change to it is being written: then nobody need wait."""
         self.writes: Counter[str] = Counter()
         """Acknowledged writes by operation, for the metrics."""
 
     # Reading.
-
-    def peek(self, name: str) -> Gpu | None:
-        """The GPU, if there is one and no change to any GPU is being written: then nobody need wait."""
-        return None if self._store.pending(GPU) else self._store.get(GPU, SCOPE, name)
 
     async def get(self, name: str) -> Gpu:
         if (change := self._store.unsettled(GPU, SCOPE, name)) is not None:

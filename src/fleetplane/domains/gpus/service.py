@@ -8,7 +8,7 @@ listener's setting.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from fleetplane.domains.gpus import wire
 from fleetplane.domains.gpus.encodings import Encodings
@@ -21,7 +21,7 @@ from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
 from fleetplane.kernel.errors import Compacted, Unavailable
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.watch import Batch, Watch
-from fleetplane.rpc import CallContext, Framed
+from fleetplane.rpc import CallContext, Framed, ImmediateAnswer
 
 SNAPSHOT_CHUNK = 64
 """GPUs announced per write at the start of a watch; 64 of about 1 KB fill a large frame."""
@@ -49,6 +49,10 @@ class GpuReader:
     async def get(self, name: str, dialect: Dialect) -> Framed:
         gpu = self._gpus.peek(name) or await self._gpus.get(name)
         return self._encodings[dialect].get(gpu)
+
+    def get_at_once(self, dialect: Dialect) -> ImmediateAnswer:
+        """The short way to the same answers, for callers who ask for no other dialect."""
+        return self._encodings[dialect].get_at_once
 
     async def list(self, dialect: Dialect) -> Framed:
         await self._gpus.settled()
@@ -99,6 +103,7 @@ class GpuService:
     def __init__(self, reader: GpuReader, dialect: Dialect) -> None:
         self._reader = reader
         self._dialect = dialect
+        self.immediate: Mapping[str, ImmediateAnswer] = {"GetGpu": reader.get_at_once(dialect)}
 
     def _spoken(self, context: CallContext) -> Dialect:
         asked = context.field(wire.DIALECT_FIELD)
@@ -120,6 +125,7 @@ class FirstGpuService:
 
     def __init__(self, reader: GpuReader) -> None:
         self._reader = reader
+        self.immediate: Mapping[str, ImmediateAnswer] = {"GetGpu": reader.get_at_once(Dialect.FIRST)}
 
     async def GetGpu(self, request: first_pb2.GetGpuRequest, _context: CallContext) -> Framed:
         return await self._reader.get(wire.gpu_name(request.name), Dialect.FIRST)

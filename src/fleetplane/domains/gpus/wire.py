@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
+from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fleetplane.domains.gpus.kinds import Gpu, Report
@@ -86,6 +87,14 @@ def gpu_name(value: str) -> str:
     if "\0" in value:
         raise InvalidArgument("name must not contain a NUL character", field="name")
     return _bounded(value, "name", MAX_NAME_BYTES)
+
+
+def requested_name(request: bytes) -> str:
+    """The name in an encoded `GetGpuRequest` of any dialect; empty if there is none."""
+    try:
+        return gpu_pb2.GetGpuRequest.FromString(request).name
+    except DecodeError:
+        return ""
 
 
 def provider_id(value: str) -> str:

@@ -116,6 +116,23 @@ class Store:
     def get(self, kind: Kind[SpecT, StatusT], scope: str, name: str) -> Resource[SpecT, StatusT] | None:
         return self._view.of(kind.name).live.get((scope, name))
 
+    def peeker(
+        self, kind: Kind[SpecT, StatusT], scope: str
+    ) -> Callable[[str], Resource[SpecT, StatusT] | None]:
+        """A function that gives what is there, unless a write that touches it is not settled yet.
+
+        For readers that ask very often: everything that does not depend on the name is looked up
+        once.
+        """
+        live, unsettled = self._view.of(kind.name).live, self._writer.unsettled_kinds
+
+        def peek(name: str) -> Resource[SpecT, StatusT] | None:
+            if kind.name in unsettled and self.pending(Key(kind.name, scope, name)):
+                return None
+            return live.get((scope, name))
+
+        return peek
+
     def list(self, kind: Kind[SpecT, StatusT], scope: str = "") -> Sequence[Resource[SpecT, StatusT]]:
         """Everything at or below a scope, by scope and name. The same object until something changes."""
         return self._view.of(kind.name).list(scope)
@@ -166,6 +183,13 @@ class Store:
 
     # Writing.
 
+    async def writing(self) -> None:
+        """Wait until nothing can be written any more: raises what ended it, or returns at the close.
+
+        For whoever runs the store to await: a server that goes on without its writer looks alive.
+        """
+        await asyncio.shield(self._writing)
+
     async def transact(
         self, change: Callable[[Draft], R], *, actor: str, action: str, touches: Iterable[Key]
     ) -> Committed[R]:
@@ -183,13 +207,6 @@ class Store:
         return await self.transact(
             transaction.change,
             actor=transaction.actor,
-    async def writing(self) -> None:
-        """Wait until nothing can be written any more: raises what ended it, or returns at the close.
-
-        For whoever runs the store to await: a server that goes on without its writer looks alive.
-        """
-        await asyncio.shield(self._writing)
-
             action=transaction.action,
             touches=transaction.touches,
         )

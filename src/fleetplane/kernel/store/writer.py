@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, IntegrityError, ResourceExhausted, Unavailable
@@ -119,6 +119,11 @@ class Writer:
         if isinstance(what, str):
             return self._last_for_kind.get(what)
         return self._last_for_key.get(what)
+
+    @property
+    def unsettled_kinds(self) -> Collection[str]:
+        """The kinds of which anything is accepted and not yet settled; always the same object."""
+        return self._last_for_kind.keys()
 
     def settlement(self, submission: Submission) -> asyncio.Future[None]:
         """Done once the transaction, and so every earlier one, is applied or has failed."""
