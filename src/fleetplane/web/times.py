@@ -23,6 +23,9 @@ def parsed(text: str, *, field: str) -> int:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None or "T" not in text.upper():
             raise ValueError(text)
-        return int(moment.timestamp()) * NS_PER_SECOND + moment.microsecond * 1000
+        seconds = int(moment.replace(microsecond=0).timestamp())
+        if seconds < 0:
+            raise ValueError(text)
+        return seconds * NS_PER_SECOND + moment.microsecond * 1000
     except (ValueError, OverflowError, OSError) as error:
         raise Rejected(Problem(field=field, message="Must be a time such as 2026-03-01T00:00:00Z")) from error
