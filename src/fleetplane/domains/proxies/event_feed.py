@@ -16,7 +16,13 @@ from dataclasses import dataclass
 
 from fleetplane.domains.proxies import events
 from fleetplane.domains.proxies.events import Told, told
-from fleetplane.domains.proxies.kinds import CONFIG_VERSION, Certificate
+from fleetplane.domains.proxies.kinds import (
+    CONFIG_PART,
+    CONFIG_VERSION,
+    ConfigVersionSpec,
+    PartSpec,
+    version_name,
+)
 from fleetplane.kernel.events import Event
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store
@@ -53,7 +59,6 @@ class EventFeed:
         self.revision = store.revision
         """Everything up to here has been told."""
         self._bells: set[asyncio.Event] = set()
-        self._watches: tuple[Watch, ...] = ()
 
     def __repr__(self) -> str:
         return f"<EventFeed revision={self.revision} ring={len(self._ring)} listeners={len(self._bells)}>"
@@ -95,7 +100,7 @@ class EventFeed:
         heapq.heapify(heads)
         while heads:
             head = heads[0]
-            for one in told(head.event, had_one=self._had_one):
+            for one in told(head.event, self):
                 yield one
             following = await pages[head.rank].next()
             if following is None:
@@ -124,7 +129,7 @@ class EventFeed:
 
     def _publish(self, ready: list[Event], until: int) -> None:
         ready.sort(key=lambda event: (event.revision, _RANKS[event.resource.kind]))
-        made = [one for event in ready for one in told(event, had_one=self._had_one)]
+        made = [one for event in ready for one in told(event, self)]
         self._ring += made
         self.revision = until
         if (surplus := len(self._ring) - self._limit) > 0:
@@ -135,14 +140,15 @@ class EventFeed:
             for bell in self._bells:
                 bell.set()
 
-    def _had_one(self, certificate: Certificate) -> bool:
-        """Two different contents under one certificate's name: the later one renewed it."""
-        parts = {
-            version.spec.certificates[certificate.name]
-            for version in self._store.list(CONFIG_VERSION, certificate.scope)
-            if certificate.name in version.spec.certificates
-        }
-        return len(parts) > 1
+    # What versions say, for events that are about the difference.
+
+    def version(self, scope: str, number: int) -> ConfigVersionSpec | None:
+        found = self._store.get(CONFIG_VERSION, scope, version_name(number))
+        return found.spec if found is not None else None
+
+    def part(self, scope: str, name: str) -> PartSpec | None:
+        found = self._store.get(CONFIG_PART, scope, name)
+        return found.spec if found is not None else None
 
 
 _RANKS = {kind.name: rank for rank, kind in enumerate(events.KINDS)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,13 +21,17 @@ from fleetplane.domains.proxies.kinds import (
     AGENT,
     AGENT_TOKEN,
     CERTIFICATE,
+    CONFIG_VERSION,
     DEPLOYMENT,
     UPSTREAM,
     VIRTUAL_HOST,
     Agent,
     AgentToken,
     Certificate,
+    ConfigVersion,
+    ConfigVersionSpec,
     Deployment,
+    PartSpec,
 )
 from fleetplane.domains.proxies.values import CertificateState, DeploymentState
 from fleetplane.kernel.access import Permission
@@ -35,15 +39,23 @@ from fleetplane.kernel.commands import COMMAND_TARGET, CommandTarget, State
 from fleetplane.kernel.commands.kinds import is_open
 from fleetplane.kernel.events import Event, EventType
 from fleetplane.kernel.resources import AnyKind, AnyResource
-from fleetplane.web.times import spelled
+from fleetplane.web.times import spelled, spelled_or_null
 
 KINDS: tuple[AnyKind, ...] = (
-    AGENT_TOKEN, AGENT, DEPLOYMENT, ALERT, CERTIFICATE, VIRTUAL_HOST, UPSTREAM, COMMAND_TARGET,
+    AGENT_TOKEN, AGENT, DEPLOYMENT, ALERT, CERTIFICATE, CONFIG_VERSION, VIRTUAL_HOST, UPSTREAM,
+    COMMAND_TARGET,
 )  # fmt: skip
 """In the order in which the events of one write are told."""
 
-HadOne = Callable[[Certificate], bool]
-"""Whether a certificate has been issued before."""
+
+class Past(Protocol):
+    """What a version says and said; of versions that are no longer kept, nothing."""
+
+    def version(self, scope: str, number: int) -> ConfigVersionSpec | None: ...
+
+    def part(self, scope: str, name: str) -> PartSpec | None: ...
+
+
 Facts = Iterator[tuple[str, dict[str, Any]]]
 """An event's type and data."""
 
@@ -63,10 +75,10 @@ class Told:
     """As it goes out."""
 
 
-def told(event: Event, *, had_one: HadOne) -> Iterator[Told]:
+def told(event: Event, past: Past) -> Iterator[Told]:
     """The events that one change means."""
     resource = event.resource
-    for kind, data in _READERS[resource.kind](resource, event.type, had_one):
+    for kind, data in _READERS[resource.kind](resource, event.type, past):
         yield _told(kind, data, resource, event.revision)
 
 
@@ -97,7 +109,7 @@ def _places(scope: str) -> dict[str, str]:
     return found
 
 
-def _agent(agent: Agent, change: EventType, _had_one: HadOne) -> Facts:
+def _agent(agent: Agent, change: EventType, _past: Past) -> Facts:
     if change is EventType.DELETED:
         yield "agent.deleted", {"agent_id": agent.name, "name": agent.spec.name}
         return
@@ -116,13 +128,13 @@ def _agent(agent: Agent, change: EventType, _had_one: HadOne) -> Facts:
         yield "agent.state_changed", {"agent_id": agent.name, **state}
 
 
-def _agent_token(token: AgentToken, change: EventType, _had_one: HadOne) -> Facts:
+def _agent_token(token: AgentToken, change: EventType, _past: Past) -> Facts:
     status = token.status
     if change is EventType.MODIFIED and status is not None and status.activated_at_ns == token.updated_at_ns:
         yield "agent.registered", {"agent_id": token.name}
 
 
-def _deployment(found: Deployment, change: EventType, _had_one: HadOne) -> Facts:
+def _deployment(found: Deployment, change: EventType, _past: Past) -> Facts:
     status, spec = found.status, found.spec
     if change is EventType.DELETED or status is None:
         return
@@ -139,7 +151,7 @@ def _deployment(found: Deployment, change: EventType, _had_one: HadOne) -> Facts
         yield "config.started", about
 
 
-def _alert(alert: Alert, change: EventType, _had_one: HadOne) -> Facts:
+def _alert(alert: Alert, change: EventType, _past: Past) -> Facts:
     about = {"agent_id": alert.scope.rpartition("/")[2], "alert_id": alert.name}
     if change is EventType.DELETED:
         yield "health.resolved", about
@@ -149,35 +161,49 @@ def _alert(alert: Alert, change: EventType, _had_one: HadOne) -> Facts:
     yield "health.alert", {**about, **found}
 
 
-def _certificate(certificate: Certificate, change: EventType, had_one: HadOne) -> Facts:
-    about = {"certificate_id": certificate.name, "domain": certificate.spec.domain}
-    state = certificate.status.state if certificate.status is not None else None
-    if change is EventType.DELETED:
+def _certificate(certificate: Certificate, change: EventType, _past: Past) -> Facts:
+    status = certificate.status
+    if change is EventType.DELETED or status is None:
         return
-    if state is CertificateState.FAILED:
-        assert certificate.status is not None
-        yield "certificate.failed", {**about, "error": certificate.status.error}
-    elif state is CertificateState.ACTIVE:
-        assert certificate.status is not None
-        renewed = change is EventType.MODIFIED and had_one(certificate)
-        expires = certificate.status.expires_at_ns
-        until = {"expires_at": spelled(expires) if expires is not None else None}
-        yield "certificate.renewed" if renewed else "certificate.issued", {**about, **until}
+    about = {"certificate_id": certificate.name, "domain": certificate.spec.domain, "error": status.error}
+    if status.alarm and status.alarmed_at_ns == certificate.updated_at_ns:
+        until = {"severity": status.alarm, "expires_at": spelled_or_null(status.expires_at_ns)}
+        yield "certificate.expiring", {**about, **until}
+    elif status.state is CertificateState.FAILED:
+        yield "certificate.failed", about
+
+
+_NEW_CERTIFICATE = ("certificate.issue", "certificate.import")
+
+
+def _config_version(found: ConfigVersion, change: EventType, past: Past) -> Facts:
+    """A certificate is news once a version serves it."""
+    spec = found.spec
+    if change is not EventType.ADDED or spec.cause not in _NEW_CERTIFICATE:
+        return
+    part = past.part(found.scope, spec.certificates.get(spec.subject, ""))
+    if part is None or part.certificate is None:
+        return
+    before = past.version(found.scope, spec.version - 1)
+    renewed = before is not None and spec.subject in before.certificates
+    about = {"certificate_id": spec.subject, "domain": part.certificate.domain}
+    until = {"expires_at": spelled(part.certificate.expires_at_ns)}
+    yield "certificate.renewed" if renewed else "certificate.issued", {**about, **until}
 
 
 _CHANGES = {EventType.ADDED: "created", EventType.MODIFIED: "updated", EventType.DELETED: "deleted"}
 
 
-def _virtual_host(host: AnyResource, change: EventType, _had_one: HadOne) -> Facts:
+def _virtual_host(host: AnyResource, change: EventType, _past: Past) -> Facts:
     about = {"virtual_host_id": host.name, "name": host.spec.name, "server_name": host.spec.server_name}
     yield f"virtual_host.{_CHANGES[change]}", about
 
 
-def _upstream(upstream: AnyResource, change: EventType, _had_one: HadOne) -> Facts:
+def _upstream(upstream: AnyResource, change: EventType, _past: Past) -> Facts:
     yield f"upstream.{_CHANGES[change]}", {"upstream_id": upstream.name, "name": upstream.spec.name}
 
 
-def _command(target: CommandTarget, change: EventType, _had_one: HadOne) -> Facts:
+def _command(target: CommandTarget, change: EventType, _past: Past) -> Facts:
     if change is EventType.DELETED or target.spec.channel != CHANNEL or is_open(target):
         return
     assert target.status is not None
@@ -194,12 +220,13 @@ def _command(target: CommandTarget, change: EventType, _had_one: HadOne) -> Fact
     )
 
 
-_READERS: Mapping[str, Callable[[Any, EventType, HadOne], Facts]] = {
+_READERS: Mapping[str, Callable[[Any, EventType, Past], Facts]] = {
     AGENT.name: _agent,
     AGENT_TOKEN.name: _agent_token,
     DEPLOYMENT.name: _deployment,
     ALERT.name: _alert,
     CERTIFICATE.name: _certificate,
+    CONFIG_VERSION.name: _config_version,
     VIRTUAL_HOST.name: _virtual_host,
     UPSTREAM.name: _upstream,
     COMMAND_TARGET.name: _command,
