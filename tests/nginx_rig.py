@@ -96,6 +96,7 @@ class Backend:
         self.port = 0
         self.requests: list[str] = []
         self._server: asyncio.Server | None = None
+        self._visits: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     @property
     def address(self) -> str:
@@ -106,11 +107,26 @@ class Backend:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
+        """Die: nobody is listened to any more, and open connections break."""
         if self._server is not None:
             self._server.close()
             self._server = None
+        for writer in self._visits.values():
+            writer.transport.abort()
+        if self._visits:
+            await asyncio.wait(self._visits)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visit = asyncio.current_task()
+        assert visit is not None
+        self._visits[visit] = writer
+        try:
+            await self._answer(reader, writer)
+        finally:
+            writer.close()
+            self._visits.pop(visit)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while self._server is not None:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -119,7 +135,6 @@ class Backend:
                 words = f"HTTP/1.1 {self.status} X\r\nContent-Length: {len(body)}\r\n\r\n"
                 writer.write(words.encode() + body)
                 await writer.drain()
-        writer.close()
 
 
 @contextlib.asynccontextmanager

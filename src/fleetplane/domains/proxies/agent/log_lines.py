@@ -57,7 +57,7 @@ def parse_request(text: bytes) -> Request | None:
     """None for what is no line of ours. Bytes that are not UTF-8 come from visitors, and are replaced."""
     try:
         return _DECODER.decode(text)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         pass
     try:
         return _DECODER.decode(text.decode("utf-8", "replace").encode())

@@ -18,7 +18,6 @@ from fleetplane.domains.proxies.agent.stub_status import StubStatus
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
 
-
 RATE_SECONDS: Final = 1.0
 """The least that a rate of requests is taken over."""
 
