@@ -10,6 +10,8 @@ import grpc
 import pytest
 from device_api import DeviceApi, device_api, take
 
+from fleetplane.domains.gpus.kinds import GPU
+from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 from fleetplane.sim.clock import VirtualClock
@@ -145,6 +147,19 @@ async def test_silence_is_one_change_for_all_gpus_of_the_provider(
     await until_reads(api, [("NVMLReady", "Unknown", "ProviderSilent")], "gpu-4")
 
     assert {gpu.resource_version for gpu in (await api.list()).items} == {version + 1}
+
+
+async def test_a_provider_heard_while_its_silence_is_being_written_is_not_left_silent(
+    api: DeviceApi,
+) -> None:
+    await two_providers(api)
+    gpus = Gpus(api.store, LEASE)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(gpus.silence("nvml", message="not heard"))
+        await asyncio.sleep(0)  # the silence is accepted and on its way to the disk
+        assert api.store.pending(GPU)
+        await gpus.provider_heard("nvml", ["gpu-1"], actor="test")
+    assert await conditions(api) == SPEAKING
 
 
 async def test_leases_can_be_turned_off(tmp_path: Path) -> None:

@@ -75,6 +75,18 @@ def test_one_condition_type_too_many_is_refused_and_a_known_one_never() -> None:
     rules.set_condition(full, ready("False", kind="T31"), now_ns=1, policy=POLICY)
 
 
+def test_conditions_grow_to_a_bound_and_may_always_shrink() -> None:
+    policy = GpuPolicy(max_condition_bytes=100)
+    long = Condition(type="T", status="True", message="\N{GREEK SMALL LETTER OMEGA}" * 60)
+
+    with pytest.raises(ResourceExhausted, match="would take 121 bytes, more than 100") as caught:
+        rules.set_condition(State(), long, now_ns=1, policy=policy)
+    assert caught.value.field == "condition.message"
+    before = reporting(long, ready())
+    after = rules.set_condition(before, Condition(type="T", status="False"), now_ns=1, policy=policy)
+    assert after.conditions[0].status == "False"
+
+
 def test_replacing_the_status_with_nothing_clears_it() -> None:
     assert rules.set_status(None) == State(conditions=(), status=None)
 

@@ -159,6 +159,21 @@ Refused = Callable[[DeviceApi], Awaitable[Any]]
         (lambda api: api.get("gone"), "NOT_FOUND", "gpu not found"),
         (lambda api: api.register(""), "INVALID_ARGUMENT", "name is required"),
         (
+            lambda api: api.register("a\0b"),
+            "INVALID_ARGUMENT",
+            "name must not contain a NUL character",
+        ),
+        (
+            lambda api: api.heartbeat("p\0"),
+            "INVALID_ARGUMENT",
+            "provider_id must not contain a NUL character",
+        ),
+        (
+            lambda api: api.register("gpu-1", provider_id="p\0"),
+            "INVALID_ARGUMENT",
+            "provider_id must not contain a NUL character",
+        ),
+        (
             lambda api: api.provider.UnregisterGpu(provider_pb2.UnregisterGpuRequest()),
             "INVALID_ARGUMENT",
             "name is required",

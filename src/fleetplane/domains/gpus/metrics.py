@@ -88,11 +88,11 @@ class GpuCollector(Collector):
             label = [lease.provider]
             state.add_metric(label, int(alive))
             heard.add_metric(label, lease.heard_at_ns / 1e9)
-            managed.add_metric(label, len(lease.gpu_names))
+            managed.add_metric(label, lease.gpus_named)
             beats.add_metric(label, lease.heartbeats)
             expiries.add_metric(label, lease.expiries)
             if lease.provider == NVML_PROVIDER:
-                nvml_alive, nvml_count = int(alive), len(lease.gpu_names)
+                nvml_alive, nvml_count = int(alive), lease.gpus_named
         yield from (state, heard, managed, beats, expiries)
         yield _gauge("nvml_provider_enabled", "1 while the NVML provider's lease holds", nvml_alive)
         yield _gauge("nvml_gpu_count", "GPUs the NVML provider looks after", nvml_count)

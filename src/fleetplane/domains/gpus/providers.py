@@ -32,7 +32,8 @@ class Lease:
     """What is remembered of one provider while it holds a lease."""
 
     provider: str
-    gpu_names: frozenset[str] = frozenset()
+    gpus_named: int = 0
+    """In its last heartbeat. The names themselves would be megabytes, if someone wanted them to."""
     heard_at_ns: int = 0
     heartbeats: int = 0
     expiries: int = 0
@@ -71,7 +72,7 @@ class Providers:
         lease = self._leases.get(provider)
         if lease is None:
             lease = self._grant(provider)
-        lease.gpu_names = gpu_names
+        lease.gpus_named = len(gpu_names)
         lease.heartbeats += 1
         self._renew(lease)
         await self._gpus.provider_heard(provider, gpu_names, actor=actor)

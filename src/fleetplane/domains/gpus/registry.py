@@ -67,7 +67,7 @@ class Gpus:
         self, name: str, *, uuid: str | None, report: Report | None, provider: str, actor: str
     ) -> Registered:
         """Add the GPU, or leave the present one exactly as it is."""
-        returning = self._put_aside(provider)
+        returning = await self._returning(provider)
 
         def change(draft: Draft) -> Registered:
             present = draft.get(GPU, SCOPE, name)
@@ -121,7 +121,7 @@ class Gpus:
     async def _update(
         self, name: str, new_state: rules.NewState, operation: str, provider: str, actor: str
     ) -> int:
-        returning = self._put_aside(provider)
+        returning = await self._returning(provider)
 
         def change(draft: Draft) -> int:
             if draft.get(GPU, SCOPE, name) is None:
@@ -144,7 +144,7 @@ class Gpus:
 
     async def provider_heard(self, provider: str, names: Collection[str], *, actor: str) -> None:
         """Let what the provider had said be read again, on the named GPUs or on all of them."""
-        returning = [name for name in self._put_aside(provider) if not names or name in names]
+        returning = [name for name in await self._returning(provider) if not names or name in names]
         if returning:
             await self._store.transact(
                 lambda draft: self._restore(draft, provider, returning),
@@ -171,6 +171,8 @@ class Gpus:
                     changed += 1
             return changed
 
+        if provider is not None:  # from now on: it may be heard again while this is being written
+            self._silent.add(provider)
         done = await self._store.transact(
             change, actor=SERVER, action="gpus.provider_silent", touches=_keys(*affected)
         )
@@ -182,6 +184,12 @@ class Gpus:
         )
         self.writes["silence"] += done.value > 0
         return done.value
+
+    async def _returning(self, provider: str) -> tuple[str, ...]:
+        """The same, once a silence of the provider that is being written is there to be undone."""
+        if provider in self._silent:
+            await self.settled()
+        return self._put_aside(provider)
 
     def _put_aside(self, provider: str) -> tuple[str, ...]:
         """The GPUs on which a known provider's words are put aside."""

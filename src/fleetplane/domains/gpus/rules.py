@@ -36,6 +36,7 @@ class GpuPolicy:
     transition_times: TransitionTimes = TransitionTimes.STRICT
     max_gpus: int = 4096  # seven times the largest node known, 576
     max_condition_types: int = 32  # per GPU
+    max_condition_bytes: int = 65_536  # of a GPU's conditions together: 4,096 GPUs then stay under 300 MB
     max_providers: int = 256  # leases held at a time
 
 
@@ -92,8 +93,21 @@ def set_condition(state: State, condition: Condition, *, now_ns: int, policy: Gp
         conditions.append(new)
     else:
         conditions[types.index(condition.type)] = new
+    size = _size_bytes(conditions)
+    if size > policy.max_condition_bytes and size > _size_bytes(state.conditions):
+        raise ResourceExhausted(
+            f"the GPU's conditions would take {size} bytes, more than {policy.max_condition_bytes}",
+            field="condition.message",
+            hint="send shorter messages",
+        )
     return state.with_conditions(
         conditions, (aside for aside in state.silenced if aside.type != condition.type)
+    )
+
+
+def _size_bytes(conditions: Iterable[Condition]) -> int:
+    return sum(
+        len(text.encode()) for entry in conditions for text in (entry.type, entry.reason, entry.message)
     )
 
 

@@ -45,7 +45,7 @@ MAX_REASON_BYTES = 1024
 MAX_MESSAGE_BYTES = 32_768
 MAX_ACTION_BYTES = 1024
 MAX_CONDITIONS = 128  # in one reported status
-MAX_GPU_BYTES = 65_536  # of all conditions together
+MAX_REPORT_BYTES = 65_536  # of one reported status; as many as conditions may grow to one by one
 MAX_HEARTBEAT_NAMES = 4096
 
 _NS = 1_000_000_000
@@ -98,6 +98,8 @@ def requested_name(request: bytes) -> str:
 
 
 def provider_id(value: str) -> str:
+    if "\0" in value:
+        raise InvalidArgument("provider_id must not contain a NUL character", field="provider_id")
     return _bounded(value, "provider_id", MAX_PROVIDER_BYTES)
 
 
@@ -156,8 +158,8 @@ def report(message: gpu_pb2.GpuStatus, *, writer: str, field: str = "status") ->
         raise InvalidArgument(
             f"{field}.conditions has more than {MAX_CONDITIONS} entries", field=f"{field}.conditions"
         )
-    if message.ByteSize() > MAX_GPU_BYTES:
-        raise InvalidArgument(f"{field} is larger than {MAX_GPU_BYTES} bytes", field=field)
+    if message.ByteSize() > MAX_REPORT_BYTES:
+        raise InvalidArgument(f"{field} is larger than {MAX_REPORT_BYTES} bytes", field=field)
     return Report(
         conditions=tuple(
             condition(entry, writer=writer, field=f"{field}.conditions[{index}]")
