@@ -19,6 +19,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
+from prometheus_client.parser import text_string_to_metric_families
 from server_process import START_SECONDS, ServerProcess, command, run_server, running_server
 
 from fleetplane import __version__
@@ -154,6 +155,27 @@ def test_metrics_follow_the_state(tmp_path: Path) -> None:
         "fleetplane_store_revision": 2,
     }
     assert {name: float(numbers[name]) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "accepted",
+    [
+        "application/openmetrics-text; version=abc",
+        "application/openmetrics-text; version=1.0.0; escaping=nonsense",
+        "text/plain; version=;;,,",
+    ],
+)
+def test_metrics_are_told_whatever_the_scraper_asks_for(tmp_path: Path, accepted: str) -> None:
+    with running_server(tmp_path, "--only", "gpus") as server:
+        with grpc.insecure_channel(server.socket) as channel:
+            stub = provider_pb2_grpc.ProviderServiceStub(channel)
+            stub.Heartbeat(provider_pb2.HeartbeatRequest(provider_id='a"b\n# HELP evil\nevil 1'))
+        answer = httpx.get(server.web + "/metrics", headers={"accept": accepted})
+
+    assert answer.status_code == 200
+    samples = [sample for family in text_string_to_metric_families(answer.text) for sample in family.samples]
+    assert 'a"b\n# HELP evil\nevil 1' in {sample.labels.get("provider_id") for sample in samples}
+    assert "evil" not in {sample.name for sample in samples}
 
 
 def test_health_is_told_for_every_service_on_the_grpc_listener(tmp_path: Path) -> None:

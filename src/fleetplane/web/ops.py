@@ -99,7 +99,10 @@ class OpsApp:
                 return 200 if ready else 503, TEXT, f"{self.readiness}\n".encode(), []
             case "/metrics":
                 accepted = next((value for name, value in scope["headers"] if name == b"accept"), b"")
-                encode, content_type = choose_encoder(accepted.decode("latin-1"))
+                try:
+                    encode, content_type = choose_encoder(accepted.decode("latin-1"))
+                except (TypeError, ValueError):  # a version that is none
+                    encode, content_type = choose_encoder("")
                 return 200, content_type, encode(self._registry), []
             case _:
                 told = {mount.path: mount.summary for mount in reversed(self._mounts) if mount.summary}
