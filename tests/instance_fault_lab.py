@@ -32,9 +32,9 @@ STATE_FILE = "machines.jsonl"
 POLL_SECONDS = 0.005
 
 
-def fault(operation: str, *, after: bool, seconds: float) -> dict[str, Any]:
-    """Every call of the operation is slow, before the deed or after it."""
-    return {"operation": operation, "count": 0, "after": after, "delay_seconds": seconds, "error": ""}
+def fault(operation: str, *, after: bool, seconds: float, count: int = 0) -> dict[str, Any]:
+    """The next calls of the operation, or all of them, are slow: before the deed or after it."""
+    return {"operation": operation, "count": count, "after": after, "delay_seconds": seconds, "error": ""}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from instance_fault_lab import FaultLab, fault, wait_for
@@ -90,6 +91,13 @@ def assert_each_had_its_drain(lab: FaultLab, promised: dict[str, Drain]) -> None
         assert status.deleting_at_ns >= status.drain.delete_at_ns, "deleted before its drain was over"
 
 
+def one_deletion(left: int, *, after: bool) -> list[dict[str, Any]]:
+    """They are asked for side by side: let one be in its window, and the others wait before theirs."""
+    first = [] if after or not left else [fault("delete_instance", after=False, seconds=0, count=1)]
+    window = fault("delete_instance", after=after, seconds=10 * WINDOW_SECONDS, count=1)
+    return [*first, window, fault("delete_instance", after=False, seconds=60)]
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["not yet gone", "gone, answer on its way"])
 def test_killed_in_every_step_of_a_drain_each_instance_keeps_its_notice(tmp_path: Path, after: bool) -> None:
     lab = FaultLab(tmp_path)
@@ -98,7 +106,7 @@ def test_killed_in_every_step_of_a_drain_each_instance_keeps_its_notice(tmp_path
     oldest = sorted(lab.records().values(), key=lambda one: (one.created_at_ns, one.name))
     keep, leave = {one.name for one in oldest[SIZE - 2 :]}, {one.name for one in oldest[: SIZE - 2]}
 
-    lab.configure(2, fault("delete_instance", after=after, seconds=WINDOW_SECONDS))
+    lab.configure(2, *one_deletion(0, after=after))
     with lab.server():
         wait_for(lambda: bool(drains(lab)), "the first drain is written down")
     with lab.server():
@@ -111,10 +119,12 @@ def test_killed_in_every_step_of_a_drain_each_instance_keeps_its_notice(tmp_path
             asked = sum(status.deleting_at_ns is not None for status in lab.statuses())
             return asked > left and len(lab.machines()) == machines
 
+        lab.configure(2, *one_deletion(left, after=after))
         with lab.server():
             wait_for(in_the_window, f"deletion {left + 1} is under way")
         assert_each_had_its_drain(lab, promised)
 
+    lab.configure(2)
     with lab.server():
         wait_for(lambda: len(gone(lab)) == len(leave), "all that were to leave are gone")
     assert {one.name for one in gone(lab)} == leave
