@@ -59,6 +59,10 @@ async def day(server: ServerProcess) -> None:
             stub = agent_pb2_grpc.AgentServiceStub(channel)
             agent = FakeAgent(stub, enrolled["token"], enrolled["agent_id"])
             await serve(web, listener, agent, workspace["id"])
+            numbers = (await web.get("/metrics")).text
+            assert 'fleetplane_proxies_agents{state="online"} 1.0' in numbers
+            assert 'fleetplane_sessions_open{domain="proxies"} 1.0' in numbers
+            assert "fleetplane_proxies_event_sockets 1.0" in numbers
             await listener.ask(action="ping")
             server.process.terminate()
             assert (await agent.next("error")).code == "GOING_AWAY"

@@ -351,3 +351,26 @@ async def test_a_slow_client_is_told_what_it_missed_and_may_have_it_after_all(tm
                 if one["type"] == "virtual_host.created":
                     heard.append(one["data"]["name"])
             assert heard == [f"h{number}" for number in range(150)], "each of them, once, in order"
+
+
+async def test_the_history_says_what_the_feed_said(rig: EventsRig) -> None:
+    start = rig.feed.revision
+    listener = await rig.listen(await rig.member("ann"))
+    agent = await rig.fleet.agent("web-01")
+    await agent.open()
+    await agent.health(running=False)
+    update = await agent.next("config_update")
+    await agent.status(update, "PENDING", "VALIDATING", "APPLYING", "SUCCESS")
+    await agent.health(update.version)
+    host = await rig.fleet.host("example.com")
+    await agent.next("config_update")
+    agent.leave()
+    await until(lambda: rig.fleet.state(agent.agent_id) == "offline")
+    await rig.fleet.hosts.delete(rig.fleet.scope, host.name, if_match=None, actor=BOSS)
+    await rig.caught_up()
+    end = rig.feed.revision
+    said = [told.text async for told in rig.feed.history(start, end)]
+    heard = [await listener.socket.recv() for _ in said]
+    assert heard == said
+    assert (await listener.ask(action="ping"))["type"] == "pong", "and nothing else"
+    assert len(said) > 10

@@ -76,7 +76,7 @@ class AgentSide:
     ) -> None:
         self._clock = clock
         policy = policy or AgentPolicy()
-        sessions = Sessions()
+        self.sessions = sessions = Sessions()
         roster = Roster(store)
         self.presences = Presences(sessions)
         self.commander = Commander(store, clock, self.presences)

@@ -15,10 +15,12 @@ from fleetplane.domains.proxies.controller import AgentPolicy
 from fleetplane.domains.proxies.event_app import EventsApp
 from fleetplane.domains.proxies.event_feed import EventFeed
 from fleetplane.domains.proxies.kinds import KINDS
+from fleetplane.domains.proxies.metrics import ProxyCollector
 from fleetplane.domains.proxies.ports import NobodyThere
 from fleetplane.domains.proxies.rest_side import RestOptions, RestSide
 from fleetplane.domains.proxies.vault import Vault
 from fleetplane.domains.proxies.workspaces import Workspaces
+from fleetplane.kernel.session_metrics import SessionCollector
 from fleetplane.rpc import Authentication, Authenticator
 from fleetplane.web.documents import Document, Documents
 from fleetplane.web.ops import Mount
@@ -37,17 +39,22 @@ class ProxyDomain:
     """See `create`; the constructor takes what has been built."""
 
     def __init__(
-        self, rest: RestSide, agents: AgentSide, feed: EventFeed, events: EventsApp, *, ca_pem: bytes
+        self, kernel: Kernel, *, rest: RestSide, agents: AgentSide, feed: EventFeed, events: EventsApp
     ) -> None:
         self._rest = rest
-        self._ca_pem = ca_pem
+        self._ca_pem = kernel.authority.certificate_pem
         self._agents = agents
         self._feed = feed
         self._events = events
         self.services: Sequence[Service] = agents.services
         self.authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = agents.authenticators
         self.server_names: Sequence[str] = ()
-        self.collectors: Sequence[Collector] = ()
+        self.collectors: Sequence[Collector] = (
+            SessionCollector(agents.sessions, domain="proxies"),
+            ProxyCollector(
+                kernel.store, controller=agents.controller, commands=agents.commander.ledger, events=events
+            ),
+        )
 
     @classmethod
     async def create(
@@ -71,7 +78,7 @@ class ProxyDomain:
             feed, access=rest.access, authenticate=rest.gatekeeper.of_token, clock=clock,
             origins=event_origins,
         )  # fmt: skip
-        return cls(rest, agents, feed, events, ca_pem=kernel.authority.certificate_pem)
+        return cls(kernel, rest=rest, agents=agents, feed=feed, events=events)
 
     @property
     def routes(self) -> Sequence[Mount]:

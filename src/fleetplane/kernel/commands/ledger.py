@@ -96,6 +96,11 @@ class Commands:
     def __repr__(self) -> str:
         return f"<Commands {self._channel} open={len(self._places)} targets={len(self._open)}>"
 
+    @property
+    def open_count(self) -> int:
+        """Targets without an outcome."""
+        return len(self._places)
+
     def recover(self) -> None:
         """Take up what an earlier run left open."""
         for target in self._store.list(COMMAND_TARGET):

@@ -1,0 +1,59 @@
+"""The numbers of the agents' half, for Prometheus, read at each scrape."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from fleetplane.domains.proxies.alerts import ALERT, Severity
+from fleetplane.domains.proxies.controller import AgentController
+from fleetplane.domains.proxies.event_app import EventsApp
+from fleetplane.domains.proxies.kinds import AGENT
+from fleetplane.domains.proxies.values import AgentState
+from fleetplane.kernel.commands import Commands
+from fleetplane.kernel.store import Store
+
+PREFIX = "fleetplane_proxies_"
+
+
+class ProxyCollector(Collector):
+    def __init__(
+        self, store: Store, *, controller: AgentController, commands: Commands, events: EventsApp
+    ) -> None:
+        self._store = store
+        self._controller = controller
+        self._commands = commands
+        self._events = events
+
+    def collect(self) -> Iterator[Metric]:
+        states = Counter(
+            agent.status.state if agent.status is not None else AgentState.OFFLINE
+            for agent in self._store.list(AGENT)
+        )
+        yield _by("agents", "Agents by state", "state", {state: states[state] for state in AgentState})
+        severities = Counter(alert.spec.severity for alert in self._store.list(ALERT))
+        yield _by(
+            "alerts", "Open alerts by severity", "severity", {level: severities[level] for level in Severity}
+        )
+        yield GaugeMetricFamily(
+            PREFIX + "commands_open", "Targets of commands without an outcome", self._commands.open_count
+        )
+        yield CounterMetricFamily(
+            PREFIX + "answers_ignored",
+            "Answers to commands that came too late, twice, or to none",
+            self._commands.ignored,
+        )
+        yield GaugeMetricFamily(PREFIX + "event_sockets", "Listeners to events", len(self._events))
+        numbers = self._controller.reconciler.statistics()
+        yield CounterMetricFamily(PREFIX + "passes", "Times that an agent was looked at", numbers.passes)
+        yield CounterMetricFamily(PREFIX + "passes_failed", "Of these, those that failed", numbers.failures)
+
+
+def _by(name: str, text: str, label: str, values: dict[str, int]) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(PREFIX + name, text, labels=[label])
+    for value, count in values.items():
+        gauge.add_metric([str(value)], count)
+    return gauge
