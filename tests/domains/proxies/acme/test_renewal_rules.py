@@ -73,7 +73,7 @@ def test_different_certificates_are_renewed_at_different_moments() -> None:
 
 
 def test_the_moment_that_the_authority_suggests_wins() -> None:
-    status, early = issued(90), START + DAY_NS
+    status, early = issued(90), START + 5 * DAY_NS
     assert decide(SPEC, status, POLICY, now_ns=early, suggested_ns=early) == Issue(why="renewal")
     late = START + 80 * DAY_NS
     resting = decide(SPEC, status, POLICY, now_ns=START + 70 * DAY_NS, suggested_ns=late)
@@ -84,6 +84,12 @@ def test_the_moment_that_the_authority_suggests_wins() -> None:
 def test_a_suggestion_after_the_end_is_not_followed() -> None:
     status = issued(90)
     assert renew_at_ns(status, EXACT, suggested_ns=START + 91 * DAY_NS) == renew_at_ns(status, EXACT)
+
+
+def test_a_suggestion_of_the_past_does_not_replace_a_certificate_that_was_just_issued() -> None:
+    resting = decide(SPEC, issued(90), POLICY, now_ns=START + HOUR_NS, suggested_ns=START - DAY_NS)
+    assert isinstance(resting, Rest)
+    assert resting.until_ns == START + 4.5 * DAY_NS
 
 
 def test_nothing_is_renewed_that_should_not_be() -> None:

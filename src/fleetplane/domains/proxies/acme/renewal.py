@@ -43,6 +43,8 @@ class RenewalPolicy:
     jitter_share: float = 0.05
     """Of a certificate's life: how much earlier than others it may be renewed."""
     retry: Backoff = RETRY
+    shortest_share: float = 1 / 20
+    """Of its life: how long a certificate is kept at least, whatever its authority suggests."""
     warn_left_ns: int = 14 * DAY_NS
     critical_left_ns: int = 3 * DAY_NS
     warn_share_left: float = 1 / 4
@@ -79,9 +81,10 @@ def renew_at_ns(
     """
     if not status.fingerprint or status.issued_at_ns is None or status.expires_at_ns is None:
         return None
-    if suggested_ns is not None and suggested_ns < status.expires_at_ns:
-        return suggested_ns
     life_ns = status.expires_at_ns - status.issued_at_ns
+    if suggested_ns is not None and suggested_ns < status.expires_at_ns:
+        # One who suggests the past for every new certificate must not make us order without end.
+        return max(suggested_ns, status.issued_at_ns + round(life_ns * policy.shortest_share))
     share = policy.short_share_left if life_ns <= policy.short_life_ns else policy.share_left
     jitter = int(status.fingerprint[:8], 16) / 2**32
     return status.expires_at_ns - round(life_ns * (share + policy.jitter_share * jitter))

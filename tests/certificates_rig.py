@@ -66,8 +66,14 @@ class Desk:
         assert found.status is not None
         return found.status
 
+    def is_in(self, certificate: Certificate, *states: str) -> Callable[[], bool]:
+        return lambda: self.status(certificate).state in states
+
+    def alarmed(self, certificate: Certificate, level: str) -> Callable[[], bool]:
+        return lambda: self.status(certificate).alarm == level
+
     async def reached(self, certificate: Certificate, *states: str) -> CertificateStatus:
-        await until(lambda: self.status(certificate).state in states)
+        await until(self.is_in(certificate, *states))
         return self.status(certificate)
 
 
