@@ -27,8 +27,6 @@ from fleetplane.rpc.handlers import ImmediateAnswer
 from fleetplane.rpc.metadata import BadTimeout, parse_timeout
 
 _DONE: Final = object()
-_MOST_EVENTS: Final = 2
-"""A request of one frame comes as one event, or as one and another that says that it was the last."""
 
 
 class Shortcut:
@@ -111,32 +109,36 @@ class Shortcut:
         )
 
     def _request(self, receive: Receive, send: Send) -> bytes | Handover:
-        """The message of a request that is here already and is one plain frame."""
-        read: list[Event] = []
+        """The message of a request that is here already and is one plain frame.
+
+        Such a request comes as one event, or as one and another that says that it was the last.
+        """
+        first: Event | None = None
         while True:
             try:
                 steps = receive().__await__()
                 waiting = next(steps)
             except StopIteration as done:
-                event: Event = done.value
+                last: Event = done.value
             except Exception as error:
-                return Handover(self._method, receive, send, read=read, pending=_failing(error))
+                return Handover(self._method, receive, send, read=_given(first), pending=_failing(error))
             else:
-                return Handover(self._method, receive, send, read=read, pending=_rest(steps, waiting))
-            read.append(event)
-            if len(read) == _MOST_EVENTS or not event.get("more_body"):
+                pending = _rest(steps, waiting)
+                return Handover(self._method, receive, send, read=_given(first), pending=pending)
+            if first is not None or not last.get("more_body"):
                 break
-        frame: bytes = read[0].get("body", b"")
+            first = last
+        frame: bytes = (first or last).get("body", b"")
         size = len(frame) - PREFIX_BYTES
         if (
-            event["type"] != "http.request"
-            or event.get("more_body")
-            or (event is not read[0] and event.get("body"))
+            last["type"] != "http.request"
+            or last.get("more_body")
+            or (first is not None and last.get("body"))
             or not 0 <= size <= self._limit
             # No flags and this length: the five bytes of the prefix, read as one number.
             or frame[:PREFIX_BYTES] != size.to_bytes(PREFIX_BYTES, "big")
         ):
-            return Handover(self._method, receive, send, read=read)
+            return Handover(self._method, receive, send, read=[*_given(first), last])
         return frame[PREFIX_BYTES:]
 
     def _asked(self, outcome: Framed | Exception) -> Method:
@@ -199,6 +201,10 @@ def _is_ahead(timeout: bytes) -> bool:
         return parse_timeout(timeout) > 0
     except BadTimeout:
         return False
+
+
+def _given(first: Event | None) -> list[Event]:
+    return [] if first is None else [first]
 
 
 def _whole(request: bytes) -> Event:

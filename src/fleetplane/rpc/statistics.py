@@ -67,7 +67,8 @@ class MethodStatistics:
         self.sent += messages
         self.finished[OK] = self.finished.get(OK, 0) + 1
         self.seconds += seconds
-        self.buckets[bisect_left(LATENCY_BUCKETS, seconds)] += 1
+        # What never waits is nearly always faster than the first bound.
+        self.buckets[0 if seconds <= LATENCY_BUCKETS[0] else bisect_left(LATENCY_BUCKETS, seconds)] += 1
 
     def cumulative_buckets(self) -> list[tuple[str, float]]:
         """Finished calls by latency, as Prometheus counts them: each bucket holds the faster ones too."""
