@@ -103,7 +103,7 @@ class FaultLab:
                 await Instances(store).step(TENANT, name, registered, action="register")
 
 
-def wait_for(condition: Callable[[], bool], what: str, *, seconds: float = 20) -> None:
+def wait_for(condition: Callable[[], bool], what: str, *, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"it never came to this: {what}"
