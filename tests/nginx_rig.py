@@ -19,7 +19,7 @@ import structlog
 from fleetplane.domains.proxies.agent.applier import Applier, Step
 from fleetplane.domains.proxies.agent.journal import Status
 from fleetplane.domains.proxies.agent.nginx import Nginx
-from fleetplane.domains.proxies.agent.processes import find_master
+from fleetplane.domains.proxies.agent.processes import find_master, orphans
 from fleetplane.domains.proxies.agent.releases import Releases
 from fleetplane.domains.proxies.agent.site import Binary, Paths, Site
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
@@ -54,6 +54,9 @@ def stop_nginx(paths: Paths) -> None:
             os.kill(master.pid, signal.SIGTERM)
         assert time.monotonic() < deadline, "NGINX does not stop"
         time.sleep(0.02)
+    for pid in orphans(paths.logs):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 def free_port() -> int:

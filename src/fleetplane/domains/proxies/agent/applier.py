@@ -42,6 +42,7 @@ class Step(StrEnum):
     VALIDATED = "validated"
     JOURNALED = "journaled"
     SWITCHED = "switched"
+    SIGNALLED = "signalled"
     RELOADED = "reloaded"
     RECORDED = "recorded"
     REVERTING = "reverting"
@@ -287,7 +288,7 @@ class Applier:
         self._reloaded_at = self._clock.monotonic()
         if self._nginx.master() is None and self._managed:
             return await self._nginx.start(release)
-        return await self._nginx.reload(release)
+        return await self._nginx.reload(release, signalled=lambda: self._witness(Step.SIGNALLED))
 
     def _status(self, target: Release, outcome: Outcome) -> Status:
         return Status(

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -116,6 +117,11 @@ class Nginx:
         """Start the linked configuration and see it answer. Nothing may be running."""
         paths = self.site.paths
         paths.socket.unlink(missing_ok=True)  # of one that was killed; it would be in the way
+        for pid in await asyncio.to_thread(processes.orphans, paths.logs):
+            with contextlib.suppress(OSError):
+                os.kill(
+                    pid, signal.SIGQUIT
+                )  # lets go of the ports at once, and of visitors when they are done
         log = LogReader(paths.error_log)
         code, output = await _run(
             self.site.binary.path, "-p", str(paths.state), "-e", str(paths.error_log), "-c", str(paths.config)
@@ -126,13 +132,14 @@ class Nginx:
             await self._clock.sleep(POLL_SECONDS)
         return await self._watch(release, before=frozenset(), master=master, log=log)
 
-    async def reload(self, release: str) -> Verdict:
+    async def reload(self, release: str, *, signalled: Callable[[], None] = lambda: None) -> Verdict:
         """Have the linked configuration taken, and see it answer and keep answering."""
         master = self.master()
         if master is None:
             return Refused("NGINX is not running")
         log, before = LogReader(self.site.paths.error_log), processes.workers(master)
         self.signal(signal.SIGHUP)
+        signalled()
         return await self._watch(release, before=before, master=master, log=log)
 
     def signal(self, number: signal.Signals) -> bool:

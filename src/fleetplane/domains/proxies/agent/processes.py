@@ -47,6 +47,38 @@ def workers(master: Master, *, proc: Path = PROC) -> frozenset[Worker]:
     )
 
 
+def orphans(logs: Path, *, proc: Path = PROC) -> list[int]:
+    """Workers whose master was killed: they serve on, hold its ports, and obey nobody else.
+
+    Their title does not say whose they are; that they write into our logs does.
+    """
+    return [
+        pid
+        for pid in _numbers(proc)
+        if _title(proc, pid).startswith(_WORKER)
+        and not _title(proc, _parent(proc, pid)).startswith(_MASTER)
+        and any(target.is_relative_to(logs) for target in _open_files(proc, pid))
+    ]
+
+
+def _open_files(proc: Path, pid: int) -> list[Path]:
+    try:
+        return [link.readlink() for link in (proc / str(pid) / "fd").iterdir()]
+    except OSError:
+        return []  # somebody else's, or just gone
+
+
+def _numbers(proc: Path) -> list[int]:
+    return [int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal()]
+
+
+def _parent(proc: Path, pid: int) -> int:
+    try:
+        return int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 def _title(proc: Path, pid: int) -> str:
     try:
         return (proc / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -68,20 +100,7 @@ def _children(proc: Path, pid: int) -> list[int]:
             int(child) for child in (proc / str(pid) / "task" / str(pid) / "children").read_text().split()
         ]
     except FileNotFoundError:
-        return _children_by_search(proc, pid)  # a kernel without that file, or the master is gone
+        # A kernel without that file, or the master is gone.
+        return [child for child in _numbers(proc) if _parent(proc, child) == pid]
     except OSError:
         return []
-
-
-def _children_by_search(proc: Path, pid: int) -> list[int]:
-    found = []
-    for entry in proc.iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == pid:
-            found.append(int(entry.name))
-    return found
