@@ -33,7 +33,6 @@ from fleetplane.domains.proxies.workspaces import Workspaces
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Commands
-from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.liveness import AgentId, Liveness, LivenessPolicy, LivenessTracker
 from fleetplane.kernel.reconcile import Reason, Reconciler, Result
 from fleetplane.kernel.sessions import ENDED, STOPPING, SUPERSEDED
@@ -231,11 +230,13 @@ class AgentController:
         early = self._seconds_left(live.since_ns, self._policy.first_report_seconds)
         if live.serving is None and early > 0:
             return Wait(code="NO_REPORT", message="the agent has not said what it serves", seconds=early)
-        try:
-            config = self._workspaces.desired(agent)
-        except NotFound:
+        newest = self._workspaces.newest(agent.scope)
+        if newest is None:
             return Wait(code="NOTHING_TO_SERVE", message="the workspace has no configuration yet")
-        prepared = await self._configs.prepare(config)
+        if live.is_settled_at(newest.version):
+            # Every heartbeat comes by here, and what an agent should serve changes with the version only.
+            return None
+        prepared = await self._configs.prepare(self._workspaces.share(agent, newest))
         wanted = prepared.wanted
         decision = deployment.decide(
             wanted,
@@ -250,8 +251,11 @@ class AgentController:
         match decision:
             case Settled(confirm=confirm):
                 live.behind_since_ns = None
+                assert live.serving is not None
+                settled = (wanted.version, live.serving.checksum)
                 if confirm:
                     await self._roster.note_progress(agent, _confirmed(prepared))
+                live.settled = settled
                 return None
             case Send():
                 return await self._send(agent, live, prepared)

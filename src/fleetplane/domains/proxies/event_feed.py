@@ -34,9 +34,8 @@ RING_EVENTS = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """A listener was too slow: it had everything up to `after`, and goes on after `revision`."""
+    """A listener was too slow, and goes on after `revision`."""
 
-    after: int
     revision: int
     position: int
 
@@ -78,7 +77,7 @@ class EventFeed:
 
     def read(self, position: int, *, limit: int) -> Reading | Missed:
         if position < self._base:
-            return Missed(after=0, revision=self.revision, position=self.position)
+            return Missed(revision=self.revision, position=self.position)
         start = position - self._base
         found = self._ring[start : start + limit]
         return Reading(told=found, position=position + len(found))

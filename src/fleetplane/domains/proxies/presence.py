@@ -32,6 +32,8 @@ class Live:
     last_seen_ns: int
     health: AgentHealth | None = None
     serving: Serving | None = None
+    settled: tuple[int, str] | None = None
+    """The version and checksum with which it was last found to serve what it should."""
     nginx_down: bool = False
     behind_since_ns: int | None = None
     """Since when it serves something else than it should."""
@@ -39,6 +41,13 @@ class Live:
     """When its session ended; it may come back for a while before it counts as gone."""
     ended_because: str = ""
     events: OrderedDict[str, None] = field(default_factory=OrderedDict)
+
+    def is_settled_at(self, version: int) -> bool:
+        """Whether what it serves was looked into and found to be this version, all of it."""
+        serving = self.serving
+        return (
+            serving is not None and serving.version == version and self.settled == (version, serving.checksum)
+        )
 
     def is_new_event(self, identity: str) -> bool:
         if not identity:
