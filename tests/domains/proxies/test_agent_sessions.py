@@ -212,6 +212,9 @@ async def test_unary_reports_need_the_token_of_an_agent_that_registered(rig: Rig
     assert seen.health.active_connections == 7
     ack = await agent.stub.ReportMetrics(pb.MetricsBatch(timestamp=5), metadata=mine)
     assert (ack.success, ack.message_id) == (True, "5")
+    agent.leave()
+    await until(lambda: rig.side.presences.open(agent.agent_id) is None)
+    assert not (await agent.stub.ReportHealth(report, metadata=mine)).success
 
 
 async def test_messages_are_acknowledged_by_their_ids(rig: Rig) -> None:

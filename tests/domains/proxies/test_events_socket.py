@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,50 @@ async def test_what_one_asks_wrongly_is_told_and_ten_times_is_too_often(rig: Eve
         assert (answer["type"], answer["data"]["code"]) == ("error", "VALIDATION_ERROR"), text
     await listener.socket.send("10")
     assert (await closed(listener))[0] == 1008
+
+
+ODD: tuple[Any, ...] = (
+    None,
+    True,
+    0,
+    -1,
+    10**30,
+    1.5,
+    "",
+    "*",
+    "sub-1",
+    "\0",
+    "x" * 300,
+    [],
+    [None],
+    ["*"],
+    ["a.*", {}],
+    {},
+    {"agent_id": "x"},
+)
+
+
+async def test_no_message_however_odd_breaks_the_socket(rig: EventsRig) -> None:
+    token = await rig.member("ann")
+    source = random.Random(1)
+    listener = await rig.listen(token)
+    for count in range(300):
+        if count % 9 == 0:  # before there are too many errors
+            await listener.socket.close()
+            listener = await rig.listen(token)
+        message: dict[str, Any] = {
+            "action": source.choice(("subscribe", "unsubscribe", "resume", "authenticate", "ping", 7))
+        }
+        for key in ("events", "filter", "since", "id", "token"):
+            if source.random() < 0.5:
+                message[key] = source.choice(ODD)
+        answers = ("subscription.updated", "error", "pong", "authenticated")
+        await listener.say(**message)
+        if message["action"] != "resume" or not isinstance(message.get("since"), int):
+            assert (await listener.next())["type"] in answers, message
+        await listener.say(action="ping")
+        while (await listener.next())["type"] != "pong":
+            pass
 
 
 # Ending.

@@ -123,9 +123,10 @@ class AgentService:
 
     async def ReportHealth(self, request: pb.HealthReport, context: CallContext) -> pb.Ack:
         agent, live = self._caller(context)
-        if live is not None:
-            self._controller.heard_from(agent.name, live)
-            await self._take_health(agent, live, request)
+        if live is None:  # without a stream it is offline, and its health is nobody's business
+            return pb.Ack(success=False, error_message="open a stream first")
+        self._controller.heard_from(agent.name, live)
+        await self._take_health(agent, live, request)
         return pb.Ack(success=True)
 
     async def ReportMetrics(self, request: pb.MetricsBatch, context: CallContext) -> pb.Ack:
