@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 from prometheus_client import CollectorRegistry
 
-from fleetplane.domains.blueprint import Kernel
 from fleetplane.domains.proxies.kinds import KINDS, MEMBERSHIP, MembershipSpec, UserSpec, organization_scope
 from fleetplane.domains.proxies.ports import Commander, NobodyThere, Presence, Records
 from fleetplane.domains.proxies.rest_side import RestOptions, RestSide
@@ -20,14 +19,22 @@ from fleetplane.domains.proxies.values import OrganizationRole
 from fleetplane.domains.proxies.vault import Vault
 from fleetplane.domains.proxies.workspaces import Workspaces
 from fleetplane.kernel.clock import Clock, SystemClock
-from fleetplane.kernel.identity import Authority, MasterKey
+from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.rpc import CallStatistics
 from fleetplane.web.ops import OpsApp
 
 ADMIN_EMAIL = "user@example.com"
 ADMIN_PASSWORD = "secure_password"
 Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """As much of the kernel as REST stands on."""
+
+    store: Store
+    clock: Clock
+    master: MasterKey
 
 
 @dataclass(slots=True)
@@ -124,10 +131,7 @@ async def rest_api(
     clock = clock or SystemClock()
     async with Store.open(StoreSettings(path=tmp_path / "p.db"), kinds=KINDS, clock=clock) as store:
         master = MasterKey.from_file(tmp_path / "master.key", clock)
-        kernel = Kernel(
-            store=store, clock=clock, calls=CallStatistics(), master=master,
-            authority=await Authority.load_or_create(store, master, clock),
-        )  # fmt: skip
+        kernel = Floor(store=store, clock=clock, master=master)
         vault = Vault(store, master)
         workspaces = Workspaces(store, vault)
         nobody = NobodyThere()

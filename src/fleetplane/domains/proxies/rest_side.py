@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import msgspec
 import structlog
 
-from fleetplane.domains.blueprint import Kernel
 from fleetplane.domains.proxies.access import Access
 from fleetplane.domains.proxies.accounts import ADMIN_EMAIL, Accounts
 from fleetplane.domains.proxies.agents import Agents
@@ -34,7 +34,9 @@ from fleetplane.domains.proxies.rewriting import Rewriting
 from fleetplane.domains.proxies.sessions import Sessions
 from fleetplane.domains.proxies.vault import Vault
 from fleetplane.domains.proxies.workspaces import Workspaces
-from fleetplane.kernel.identity import Tokens
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.identity import MasterKey, Tokens
+from fleetplane.kernel.store import Store
 from fleetplane.web import documents, openapi
 from fleetplane.web.app import application
 from fleetplane.web.documents import Document, Documents
@@ -53,6 +55,19 @@ TITLE = "Fleetplane proxies"
 ABOUT = "Fleets of NGINX: virtual hosts, upstreams, certificates and the agents that serve them."
 
 
+class Ground(Protocol):
+    """What of the kernel this half stands on."""
+
+    @property
+    def store(self) -> Store: ...
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def master(self) -> MasterKey: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestOptions:
     version: str
@@ -69,7 +84,7 @@ class RestSide:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: Ground,
         options: RestOptions,
         *,
         workspaces: Workspaces,
@@ -117,7 +132,7 @@ class RestSide:
     @classmethod
     async def create(
         cls,
-        kernel: Kernel,
+        kernel: Ground,
         options: RestOptions,
         *,
         workspaces: Workspaces,
