@@ -23,6 +23,7 @@ FIGURES = (
     "cold_start",
     "instances_pass",
     "instances_agents",
+    "proxies_rollout",
 )
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 

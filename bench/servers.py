@@ -139,5 +139,5 @@ def _await_ready(process: subprocess.Popen[bytes], ready: Path, log: Path, secon
         if time.monotonic() > deadline:
             raise RuntimeError(f"a server was not ready within {seconds} s:\n{log.read_text()}")
         time.sleep(POLL_SECONDS)
-    found: list[str] = json.loads(ready.read_text())["listeners"]["device-api"]
-    return found
+    listeners: dict[str, list[str]] = json.loads(ready.read_text())["listeners"]
+    return listeners.get("device-api") or listeners["web"]
