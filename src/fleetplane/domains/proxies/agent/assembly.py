@@ -14,6 +14,7 @@ from fleetplane.domains.proxies.agent.applier import LEAST_GAP_SECONDS, Applier,
 from fleetplane.domains.proxies.agent.commands import Commander
 from fleetplane.domains.proxies.agent.confirmation import STEADY_SECONDS
 from fleetplane.domains.proxies.agent.credential import CredentialFile
+from fleetplane.domains.proxies.agent.health import Change
 from fleetplane.domains.proxies.agent.machine import Machine
 from fleetplane.domains.proxies.agent.nginx import Nginx
 from fleetplane.domains.proxies.agent.observer import Observer
@@ -70,7 +71,11 @@ def assemble(
         witness=witness,
     )
 
-    prober = Prober(applier=applier, clock=clock, log=log, told=bulletin.server_changed, policy=tuning.prober)
+    def server_changed(change: Change) -> None:
+        bulletin.server_changed(change)
+        wake.set()
+
+    prober = Prober(applier=applier, clock=clock, log=log, told=server_changed, policy=tuning.prober)
     epoch = secrets.token_hex(8)
     tails = tuple(
         Tail(

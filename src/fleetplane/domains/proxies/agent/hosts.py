@@ -130,6 +130,8 @@ def _challenge(responder: str) -> Node:
         body=[
             directive("auth_basic", "off"),
             directive("allow", "all"),
+            # The responder speaks HTTP/1.1 and newer; NGINX on its own would ask in HTTP/1.0.
+            directive("proxy_http_version", "1.1"),
             directive("proxy_set_header", "Host", "$host"),
             directive("proxy_pass", f"http://{responder}"),
         ],

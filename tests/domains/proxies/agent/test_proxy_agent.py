@@ -1,0 +1,366 @@
+"""The whole agent on a real NGINX, talking to a double of the server over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+from nginx_rig import STEADY_SECONDS, Backend, Rig, backend, free_port, host, saying, upstream
+from proxy_server_double import AGENT_ID, TOKEN, ProxyServerDouble, until
+
+from fleetplane.domains.proxies.agent import journal as journals
+from fleetplane.domains.proxies.agent.assembly import Tuning, assemble
+from fleetplane.domains.proxies.agent.credential import CredentialFile
+from fleetplane.domains.proxies.agent.journal import Phase
+from fleetplane.domains.proxies.agent.link import ServerAddress
+from fleetplane.domains.proxies.agent.prober import ProberPolicy
+from fleetplane.domains.proxies.agent.proxy_agent import AgentPolicy, ProxyAgent
+from fleetplane.domains.proxies.agent.shipping import ShippingPolicy
+from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.clock import SystemClock
+from fleetplane.kernel.errors import SettingsError
+
+QUICK = Backoff(first_seconds=0.05, ceiling_seconds=0.2)
+TUNING = Tuning(
+    agent=AgentPolicy(
+        backoff=QUICK, refused_seconds=0.2, supervise_seconds=0.1, drift_seconds=0.2, rotate_seconds=0.1
+    ),
+    prober=ProberPolicy(gather_seconds=0.05, least_gap_seconds=0.1, interval_scale=0.1),
+    shipping=ShippingPolicy(pause_seconds=0.05, backoff=QUICK),
+    steady_seconds=STEADY_SECONDS,
+    least_gap_seconds=0.0,
+    metrics_seconds=0.2,
+)
+
+
+def make(rig: Rig, server: ProxyServerDouble, *, token: str = TOKEN, tuning: Tuning = TUNING) -> ProxyAgent:
+    return assemble(
+        site=rig.site,
+        managed=True,
+        token=token,
+        connect=ServerAddress(address=server.address, authority=server.authority).channel,
+        introduction=pb.RegistrationRequest(hostname="web-01", labels={"env": "test"}),
+        clock=SystemClock(),
+        log=structlog.get_logger(),
+        tuning=tuning,
+    )
+
+
+@asynccontextmanager
+async def running(rig: Rig, server: ProxyServerDouble, **options: Any) -> AsyncIterator[ProxyAgent]:
+    agent = make(rig, server, **options)
+    task = asyncio.ensure_future(agent.run())
+    try:
+        yield agent
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+
+async def deploy(server: ProxyServerDouble, update: pb.ConfigUpdate) -> None:
+    await until(lambda: server.health)
+    server.send(config_update=update)
+    await until(lambda: "SUCCESS" in server.states(update.version))
+
+
+async def get(port: int, path: str = "/") -> str:
+    async with httpx.AsyncClient() as client:
+        return (await client.get(f"http://127.0.0.1:{port}{path}", headers={"host": "a.test"})).text
+
+
+# Registration.
+
+
+async def test_it_registers_and_keeps_its_credential_to_itself(rig: Rig, server: ProxyServerDouble) -> None:
+    async with running(rig, server):
+        await until(lambda: server.health)
+    (said,) = server.registrations
+    assert (said.token, said.hostname, said.labels["env"]) == (TOKEN, "web-01", "test")
+    assert server.bearers == [f"Bearer {TOKEN}"]
+    assert rig.paths.credential.stat().st_mode & 0o777 == 0o600
+    assert json.loads(rig.paths.credential.read_bytes()) == {"token": TOKEN, "agent_id": AGENT_ID}
+    assert {message.agent_id for message in server.messages} == {AGENT_ID}
+
+    async with running(rig, server, token=""):
+        await until(lambda: len(server.registrations) == 2)
+    assert server.registrations[1].token == TOKEN
+
+
+def test_an_agent_without_any_token_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no registration token"):
+        CredentialFile(tmp_path / "credential").load("")
+
+
+async def test_a_refused_agent_keeps_nginx_serving_and_asks_again(
+    rig: Rig, server: ProxyServerDouble
+) -> None:
+    server.known_token = "another"
+    async with running(rig, server):
+        await until(lambda: len(server.registrations) >= 2)
+        assert rig.nginx.master() is not None
+        assert not rig.paths.credential.exists()
+        server.known_token = TOKEN
+        await until(lambda: server.health)
+
+
+async def test_a_server_that_restarts_is_found_again_and_nginx_does_not_notice(
+    rig: Rig, server: ProxyServerDouble
+) -> None:
+    port = free_port()
+    async with running(rig, server) as agent:
+        await deploy(server, saying(1, port))
+        workers = rig.nginx.workers()
+        await server.stop()
+        assert await get(port) == "1"
+        before = len(server.health)
+        await server.start()
+        await until(lambda: len(server.health) > before)
+        assert agent.sessions == 2
+        assert server.health[-1].config_version == 1
+        assert rig.nginx.workers() == workers
+
+
+async def test_the_outcome_of_a_change_arrives_though_the_server_left_in_the_middle(
+    rig: Rig, server: ProxyServerDouble
+) -> None:
+    port = free_port()
+    async with running(rig, server):
+        await deploy(server, saying(1, port))
+        server.send(config_update=saying(2, port))
+        await until(lambda: "APPLYING" in server.states(2))
+        await server.stop()
+        server.statuses.clear()
+        await until(lambda: rig.releases.current().startswith("2-"))
+        await server.start()
+        await until(lambda: "SUCCESS" in server.states(2))
+        server.send(config_update=saying(2, port))  # the server cannot know, and asks again
+        workers = rig.nginx.workers()
+        await until(lambda: server.states(2).count("SUCCESS") == 2)
+        assert rig.nginx.workers() == workers
+
+
+# Service.
+
+
+async def test_health_and_figures_are_reported(rig: Rig, server: ProxyServerDouble) -> None:
+    port = free_port()
+    async with running(rig, server):
+        await deploy(server, saying(7, port))
+        await until(lambda: server.health[-1].config_version == 7)
+        for _ in range(5):
+            await get(port)
+
+        def latest() -> dict[tuple[str, str], float]:
+            return {
+                (metric.name, metric.labels.get("code_class", metric.labels.get("le", ""))): metric.value
+                for metric in server.metrics[-1].metrics
+            }
+
+        await until(lambda: server.metrics and latest().get(("nginx_http_responses_total", "2xx")) == 5)
+        found = latest()
+        assert found["nginx_http_requests_total", ""] == 5
+        assert found["nginx_http_request_duration_seconds_count", ""] == 5
+        assert found["nginx_http_request_duration_seconds_bucket", "+Inf"] == 5
+        assert found["nginx_http_response_bytes_total", ""] > 0
+        assert found["system_memory_total_bytes", ""] > 0
+    report = server.health[-1]
+    assert report.nginx.is_running
+    assert report.nginx.pid > 0
+    assert len(report.config_checksum) == 64
+
+
+async def test_an_nginx_that_dies_is_started_again_and_the_server_hears_of_it(
+    rig: Rig, server: ProxyServerDouble
+) -> None:
+    import os
+    import signal
+
+    port = free_port()
+    async with running(rig, server):
+        await deploy(server, saying(1, port))
+        master = rig.nginx.master()
+        assert master is not None
+        os.kill(master.pid, signal.SIGKILL)
+        await until(lambda: "nginx.started" in [event.event_type for event in server.events])
+        assert await get(port) == "1"
+
+
+async def test_a_configuration_changed_by_hand_is_told(rig: Rig, server: ProxyServerDouble) -> None:
+    async with running(rig, server):
+        await deploy(server, saying(1, free_port()))
+        with rig.paths.config.open("a") as file:
+            file.write("# mine\n")
+        await until(lambda: "config.drift" in [event.event_type for event in server.events])
+        await until(lambda: "config_drift" in [alert.id for alert in server.health[-1].alerts])
+
+
+async def test_a_dead_upstream_server_is_left_out_and_taken_back(rig: Rig, server: ProxyServerDouble) -> None:
+    port = free_port()
+    check = pb.HealthCheckConfig(
+        enabled=True, path="/health", interval_seconds=1, timeout_seconds=1,
+        healthy_threshold=2, unhealthy_threshold=2,
+    )  # fmt: skip
+    async with backend("one") as one, backend("two") as two, running(rig, server):
+        group = upstream(one.address, two.address, health_check=check)
+        update = pb.ConfigUpdate(
+            version=1, upstreams=[group], virtual_hosts=[host(port, pb.Location(path="/", upstream_id="u1"))]
+        )
+        await deploy(server, update)
+        assert {await get(port) for _ in range(6)} == {"one", "two"}
+
+        await two.stop()
+        await until(_told(server, "upstream.server_down", two))
+        await until(lambda: _settled(rig) and "down;" in _upstreams(rig))
+        assert {await get(port) for _ in range(10)} == {"one"}
+        assert server.health[-1].config_version == 1
+
+        await two.start()
+        await until(_told(server, "upstream.server_up", two))
+        await until(lambda: _settled(rig) and "down;" not in _upstreams(rig))
+        assert {await get(port) for _ in range(10)} == {"one", "two"}
+
+        one.status = two.status = 503
+        await until(lambda: any(alert.id == "upstream_dead:u1" for alert in server.health[-1].alerts))
+        await until(lambda: _settled(rig) and "down;" not in _upstreams(rig))
+    assert server.states(1).count("SUCCESS") == 1, "what health checks change is no affair of the server's"
+
+
+def _settled(rig: Rig) -> bool:
+    journal = journals.read(rig.paths.journal)
+    return journal.phase is Phase.LIVE and journal.live == rig.releases.current()
+
+
+def _upstreams(rig: Rig) -> str:
+    return (rig.paths.current / "conf.d" / "upstreams.conf").read_text()
+
+
+def _told(server: ProxyServerDouble, event_type: str, one: Backend) -> Callable[[], bool]:
+    return lambda: any(
+        event.event_type == event_type and event.data["server"] == one.address for event in server.events
+    )
+
+
+# Logs.
+
+
+async def test_every_request_is_shipped_once_across_rotation_and_restarts(
+    rig: Rig, server: ProxyServerDouble
+) -> None:
+    import dataclasses
+
+    port = free_port()
+    tuning = dataclasses.replace(TUNING, rotate_bytes=4000)
+    sent: list[str] = []
+
+    async def visit(count: int) -> None:
+        for _ in range(count):
+            sent.append(f"/{len(sent)}")
+            await get(port, sent[-1])
+
+    async with running(rig, server, tuning=tuning):
+        await deploy(server, saying(1, port))
+        await visit(40)
+        await until(lambda: list(rig.paths.logs.glob("access.log.*")))
+        await visit(20)
+        await until(lambda: len(server.lines()) == 60)
+    await visit(20)  # nobody is there to read
+    server.acknowledges = False
+    async with running(rig, server, tuning=tuning):
+        await until(lambda: len(server.lines()) == 80)
+    server.acknowledges = True  # what was never acknowledged comes again, under the same ids
+    async with running(rig, server, tuning=tuning):
+        await visit(10)
+        await until(lambda: len(server.lines()) >= 90)
+        await until(lambda: _responses(server) == 90)
+    assert sorted(entry.fields["uri"] for entry in server.lines()) == sorted(sent)
+
+
+def _responses(server: ProxyServerDouble) -> float:
+    return sum(
+        metric.value for metric in server.metrics[-1].metrics if metric.name == "nginx_http_responses_total"
+    )
+
+
+async def test_a_batch_that_is_refused_is_sent_again(rig: Rig, server: ProxyServerDouble) -> None:
+    port = free_port()
+    async with running(rig, server):
+        await deploy(server, saying(1, port))
+        server.refused_logs = 2
+        await get(port, "/x")
+        await until(lambda: [entry.fields["uri"] for entry in server.lines()] == ["/x"])
+        assert server.refused_logs == 0
+
+
+# Commands.
+
+
+async def test_commands_are_done_and_what_came_of_them_is_told(rig: Rig, server: ProxyServerDouble) -> None:
+    port = free_port()
+
+    async def order(identity: str, **command: Any) -> dict[str, str]:
+        server.send(command=pb.Command(command_id=identity, **command))
+        await until(lambda: identity in server.results())
+        return server.results()[identity]
+
+    async with running(rig, server):
+        await deploy(server, saying(1, port))
+        workers = rig.nginx.workers()
+        reloaded = await order("r", reload=pb.ReloadCommand(graceful=True))
+        assert (reloaded["success"], reloaded["message"]) == ("true", "Nginx reloaded successfully")
+        assert not rig.nginx.workers() & workers
+
+        master = rig.nginx.master()
+        assert (await order("s", restart=pb.RestartCommand()))["success"] == "true"
+        assert rig.nginx.master() != master
+        assert await get(port) == "1"
+
+        status = json.loads((await order("q", get_status=pb.GetStatusCommand()))["output"])
+        assert (status["running"], status["config_version"]) == (True, 1)
+
+        text = "events {} http { nonsense; }"
+        bad = await order("v", validate_config=pb.ValidateConfigCommand(config_content=text))
+        assert (bad["success"], 'unknown directive "nonsense"' in bad["message"]) == ("false", True)
+        good = await order("w", validate_config=pb.ValidateConfigCommand(config_content="events {}"))
+        assert good["success"] == "true"
+        evil = await order("x", validate_config=pb.ValidateConfigCommand(config_content="load_module x.so;"))
+        assert evil["success"] == "false"
+        assert await get(port) == "1"
+
+        answers = len(server.events)
+        server.send(command=pb.Command(command_id="r", reload=pb.ReloadCommand(graceful=True)))
+        workers = rig.nginx.workers()
+        await until(lambda: len(server.events) > answers)
+        assert rig.nginx.workers() == workers, "a command that comes twice is done once"
+
+        assert (await order("t", stop=pb.StopCommand(graceful=True)))["success"] == "true"
+        assert rig.nginx.master() is None
+        await until(lambda: "nginx_down" in [alert.id for alert in server.health[-1].alerts])
+        assert not server.health[-1].nginx.is_running
+
+
+async def test_a_rolled_back_version_is_told_with_nginxs_words(rig: Rig, server: ProxyServerDouble) -> None:
+    import socket
+
+    port = free_port()
+    async with running(rig, server):
+        await deploy(server, saying(1, port))
+        with socket.socket() as holder:
+            holder.bind(("127.0.0.1", 0))
+            holder.listen()
+            update = saying(2, port)
+            update.virtual_hosts.append(host(holder.getsockname()[1], identity="h2"))
+            server.send(config_update=update)
+            await until(lambda: "ROLLED_BACK" in server.states(2))
+        assert "still could not bind()" in server.statuses[-1].error_message
+        await until(lambda: server.health[-1].config_version == 1)
+        assert await get(port) == "1"
