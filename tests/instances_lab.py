@@ -20,13 +20,14 @@ from fleetplane.domains.instances.providers.contract import CreateRequest, Provi
 from fleetplane.domains.instances.providers.mock import MockProvider
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
+from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.objects import LocalObjects
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.rpc import CallStatistics, open_listener
 from fleetplane.rpc.introspection import HealthBoard
-from fleetplane.server import compose
+from fleetplane.server import compose, cut_off
 
 TENANT = "acme"
 CONFIG_PATH = "shard/local/config.jsonc"
@@ -157,7 +158,10 @@ async def lab(
         master = MasterKey.from_file(folder / "master.key", clock)
         authority = await Authority.load_or_create(store, master, clock)
         calls = CallStatistics()
-        kernel = Kernel(store=store, clock=clock, calls=calls, master=master, authority=authority)
+        revocations = Revocations(store, clock)
+        kernel = Kernel(
+            store=store, clock=clock, calls=calls, master=master, authority=authority, revocations=revocations
+        )
         nonces = await SigningKeys.load_or_create(store, master, clock, purpose="nonce", algorithm="EdDSA")
         requests: dict[str, CreateRequest] = {}
         mock = provider or MockProvider(ProviderContext(clock=clock, state_directory=folder / "mock"))
@@ -169,6 +173,7 @@ async def lab(
         domain = InstanceDomain(kernel, objects, nonces, options, provider=mock)
         await domain.prepare()
         apps = compose([BLUEPRINT], [domain], calls, clock, HealthBoard())
+        revocations.subscribe(lambda revoked: cut_off(apps.values(), revoked))
         bound: dict[str, list[str]] = {}
         for spec in endpoints.grpc(loaded, apps, [domain], authority):
             listener = await stack.enter_async_context(open_listener(spec, grace_seconds=2))

@@ -310,11 +310,12 @@ async def operator_rig(
         explanations = Explanations()
         secrets = Secrets(objects, master)
         place: list[str] = []
+        revocations = Revocations(store, clock)
         admin = AdminService(
             store=store, groups=groups, authority=authority, nonces=nonces, secrets=secrets,
             explanations=explanations, clock=clock, reports=reports, operator_address=lambda: place[0],
+            revocations=revocations,
         )  # fmt: skip
-        revocations = Revocations(store, clock)
         apps = [_operator_app(service, revocations, clock), _admin_app(admin, clock)]
         socket = folder / "admin.sock"
         tls = _tls(authority, folder)

@@ -16,7 +16,7 @@ PACKAGE = Path(fleetplane.__file__).parent
 LAYERS = (
     "cli",
     "server", "agent",
-    "assembly", "endpoints", "housekeeping",
+    "assembly", "endpoints", "housekeeping", "ready_file",
     "settings", "logs",
     "domains",
     "web",
@@ -25,7 +25,11 @@ LAYERS = (
     "kernel",
     "gen",
 )  # fmt: skip
-SAME_FLOOR = ({"server", "agent"}, {"assembly", "endpoints", "housekeeping"}, {"settings", "logs"})
+SAME_FLOOR = (
+    {"server", "agent"},
+    {"assembly", "endpoints", "housekeeping", "ready_file"},
+    {"settings", "logs"},
+)
 
 
 def room(module: str) -> str:

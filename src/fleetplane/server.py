@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import structlog
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-from fleetplane import __version__, assembly, endpoints, housekeeping
+from fleetplane import __version__, assembly, endpoints, housekeeping, ready_file
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
 from fleetplane.kernel.access import AccessTable, Grant, Principal, Role
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
+from fleetplane.kernel.identity.revocation import Revocations, Revoked
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.store.metrics import StoreCollector
@@ -61,9 +61,13 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
         store = await stack.enter_async_context(
             Store.open(_store_settings(settings, data_dir), kinds=kinds, clock=clock)
         )
+        ready_file.withdraw(settings.ready_file)
         master = _master_key(settings, data_dir, clock)
         authority = await Authority.load_or_create(store, master, clock)
-        kernel = Kernel(store=store, clock=clock, calls=calls, master=master, authority=authority)
+        revocations = Revocations(store, clock)
+        kernel = Kernel(
+            store=store, clock=clock, calls=calls, master=master, authority=authority, revocations=revocations
+        )
         domains = await assembly.build(settings, kernel)
         for domain in domains:
             await domain.prepare()
@@ -71,6 +75,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
         ops.mount(mount for domain in domains for mount in domain.routes)
         health = HealthBoard()
         apps = compose(blueprints, domains, calls, clock, health)
+        revocations.subscribe(lambda revoked: cut_off(apps.values(), revoked))
         _collect(registry, domains, calls, store)
         specs = [endpoints.web(settings, ops, authority), *endpoints.grpc(settings, apps, domains, authority)]
         connections = connections_per_listener(len(specs))
@@ -92,7 +97,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             tasks.append(controllers.create_task(store.writing(), name="store"))
             await health.serving()
             ops.readiness = Readiness.READY
-            stack.enter_context(_ready_file(settings, addresses))
+            stack.enter_context(ready_file.published(settings.ready_file, addresses))
             log.info("server.ready", version=__version__, pid=os.getpid(), **addresses)
             announce(addresses, [line for domain in domains for line in domain.notices])
             await stop.wait()
@@ -190,21 +195,11 @@ def _collect(
             registry.register(collector)
 
 
-@contextlib.contextmanager
-def _ready_file(settings: Settings, addresses: dict[str, list[str]]) -> Iterator[None]:
-    if not settings.ready_file:
-        yield
-        return
-    path = Path(settings.ready_file)
-    staging = path.with_name(f"{path.name}.{os.getpid()}")
-    staging.write_text(
-        json.dumps({"version": __version__, "pid": os.getpid(), "listeners": addresses}) + "\n"
-    )
-    staging.replace(path)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)
+def cut_off(apps: Iterable[GrpcApp], revoked: Revoked) -> None:
+    """End every call that a revoked principal has running, on whatever listener."""
+    if revoked.principal is not None:
+        for app in apps:
+            app.end_calls_of(revoked.principal)
 
 
 async def _drain(

@@ -77,6 +77,9 @@ class Verbs(LazyGroup):
         "secret": Entry(
             target="fleetplane.cli.instances_admin:secret", help="Keep secrets for instances' files."
         ),
+        "revoke": Entry(
+            target="fleetplane.cli.instances_admin:revoke", help="Refuse a client's certificates."
+        ),
         "unfreeze": Entry(target="fleetplane.cli.instances_admin:unfreeze", help="Let automation go on."),
     }
 

@@ -199,6 +199,38 @@ def freezes(data_dir: Path, timeout: float, output: Format) -> None:
     emit(output, data, instances_view.freeze_table(found, time.time()))
 
 
+@click.command()
+@click.argument("client")
+@click.option("--role", type=click.Choice(["agent", "operator"]), default="agent", show_default=True)
+@click.option("--tenant", default="default", show_default=True)
+@click.option("--reason", default="", help="For the audit log and for whoever is refused.")
+@click.option("--lift", is_flag=True, help="Accept its certificates again.")
+@data_dir_option
+@timeout_option
+def revoke(
+    client: str, role: str, tenant: str, reason: str, lift: bool, data_dir: Path, timeout: float
+) -> None:
+    """Refuse the certificates of an agent or operator, and end what it has open.
+
+    CLIENT is an instance's id, or the common name in an operator's certificate.
+    """
+    from fleetplane.cli.exits import CommandFailed, Exit
+    from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
+
+    with _admin(data_dir, timeout) as admin:
+        if lift:
+            again = admin_pb2.ReinstateClientRequest(role=role, tenant=tenant, client=client)
+            if not admin.call("ReinstateClient", again).reinstated:
+                raise CommandFailed(Exit.NOT_FOUND, f"{role} {client} of {tenant} is not revoked")
+            click.echo(f"{role} {client} of {tenant} is accepted again")
+            return
+        request = admin_pb2.RevokeClientRequest(
+            role=role, tenant=tenant, client=client, reason=reason or "revoked by hand"
+        )
+        admin.call("RevokeClient", request)
+    click.echo(f"{role} {client} of {tenant} is revoked")
+
+
 @click.group()
 def secret() -> None:
     """Keep secrets for instances' files."""

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from fleetplane.kernel.access import Grant, Role
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import Authority, MasterKey
+from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import Authentication, Authenticator, CallStatistics, MethodRow
@@ -27,6 +28,8 @@ class Kernel:
     calls: CallStatistics
     master: MasterKey
     authority: Authority
+    revocations: Revocations
+    """Whoever is revoked here is cut off everywhere at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2_grpc as first_pb2_
 from fleetplane.kernel.access import AccessTable, Principal, Role
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
+from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.rpc import (
     Authentication,
@@ -88,7 +89,10 @@ async def device_api(
         calls = CallStatistics()
         master = MasterKey(bytes(32), clock)
         authority = await Authority.load_or_create(store, master, clock)
-        kernel = Kernel(store=store, clock=clock, calls=calls, master=master, authority=authority)
+        revocations = Revocations(store, clock)
+        kernel = Kernel(
+            store=store, clock=clock, calls=calls, master=master, authority=authority, revocations=revocations
+        )
         domain = GpuDomain(kernel, policy or GpuPolicy(), dialect=dialect, version="test", node="here")
         await domain.prepare()
         app = GrpcApp(

@@ -373,6 +373,35 @@ async def test_an_operator_renews_its_certificate(tmp_path: Path) -> None:
         assert renewed.subject.rfc4514_string() == f"CN=lab,O={TENANT}"
 
 
+async def test_whoever_is_revoked_is_cut_off_within_a_second_and_kept_out(tmp_path: Path) -> None:
+    async with lab(tmp_path, document()) as place, operator(place) as admin:
+        [request] = await place.created()
+        principal = f"operator/{TENANT}/lab"
+        ended: list[GrpcFailed] = []
+
+        async def watch() -> None:
+            try:
+                await events_into(admin, "WatchGroups", seen)
+            except GrpcFailed as error:
+                ended.append(error)
+
+        seen: list[Any] = []
+        async with running(agent_of(place, request)) as agent, asyncio.TaskGroup() as tasks:
+            await until(lambda: "app.env" in agent.received_files)
+            tasks.create_task(watch())
+            await until(lambda: bool(seen))
+            for name in (principal, f"agent/{TENANT}/{request.instance_id}"):
+                await place.kernel.revocations.revoke(principal=name, reason="lost", actor="test")
+
+            await until(lambda: bool(ended), seconds=1)
+            assert ended[0].code == 16
+            await until(lambda: agent.exit_reason is not None, seconds=5)
+        with pytest.raises(GrpcFailed) as caught:
+            await admin.call("ListGroups")
+        assert caught.value.code == 16
+        assert "revoked" in caught.value.message
+
+
 async def test_agents_streams_end_cleanly_when_the_server_stops(tmp_path: Path) -> None:
     async with lab(tmp_path, document()) as place:
         [request] = await place.created()

@@ -26,6 +26,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound
 from fleetplane.kernel.freeze import FREEZE, Freeze, freeze, lift
 from fleetplane.kernel.identity import Authority
+from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.reconcile import Explanations
 from fleetplane.kernel.reconcile.explanation import Finding
@@ -55,6 +56,7 @@ class AdminService:
         secrets: Secrets,
         explanations: Explanations,
         clock: Clock,
+        revocations: Revocations,
         reports: Reports | None = None,
         operator_address: Callable[[], str] | None = None,
     ) -> None:
@@ -67,6 +69,7 @@ class AdminService:
         self._secrets = secrets
         self._explanations = explanations
         self._clock = clock
+        self._revocations = revocations
         self._reports = reports
         self._operator_address = operator_address or self._configured_address
 
@@ -123,6 +126,23 @@ class AdminService:
         )
         answer.expires_at.FromDatetime(issued.not_after)
         return answer
+
+    async def RevokeClient(
+        self, request: admin_pb2.RevokeClientRequest, context: CallContext
+    ) -> admin_pb2.RevokeClientResponse:
+        principal = _principal(request.role, request.tenant, request.client)
+        await self._revocations.revoke(
+            principal=principal, reason=request.reason, actor=context.principal.name
+        )
+        log.warning("instances.client_revoked", principal=principal, actor=context.principal.name)
+        return admin_pb2.RevokeClientResponse()
+
+    async def ReinstateClient(
+        self, request: admin_pb2.ReinstateClientRequest, context: CallContext
+    ) -> admin_pb2.ReinstateClientResponse:
+        principal = _principal(request.role, request.tenant, request.client)
+        lifted = await self._revocations.lift(principal=principal, actor=context.principal.name)
+        return admin_pb2.ReinstateClientResponse(reinstated=lifted)
 
     def _operator_life_hours(self) -> float:
         if self._groups.configuration is None:  # the first operator may be the one who brings it
@@ -260,6 +280,14 @@ def _scope(text: str) -> str:
             hint="write tenant/acme, tenant/acme/group/web or nothing",
         )
     return text
+
+
+def _principal(role: str, tenant: str, client: str) -> str:
+    if role not in tuple(ClientRole):
+        raise InvalidArgument(f"role must be one of {', '.join(ClientRole)}", field="role")
+    if not client:
+        raise InvalidArgument("client is required", field="client")
+    return credentials.principal_name(ClientRole(role), _tenant(tenant), client)
 
 
 def _tenant(text: str) -> str:

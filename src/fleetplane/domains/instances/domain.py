@@ -31,7 +31,6 @@ from fleetplane.gen.fleetplane.instances.v1 import renewal_pb2
 from fleetplane.gen.nstance.v1 import agent_pb2, operator_pb2, registration_pb2
 from fleetplane.kernel.access import Grant, Permission, Role
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, InvalidArgument, NotFound
-from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.objects import Objects
 from fleetplane.kernel.reconcile import Explanations, Reconciler
@@ -125,7 +124,7 @@ class InstanceDomain:
         self._bound: Mapping[str, Sequence[str]] = {}
         self._configured = asyncio.Event()
         self._machinery: Machinery | None = None
-        self._revocations = Revocations(kernel.store, kernel.clock)
+        self._revocations = kernel.revocations
         self._sessions = Sessions(self._revocations)
         self._instances = Instances(kernel.store)
         self._reports = Reports(kernel.clock)
@@ -180,6 +179,7 @@ class InstanceDomain:
             secrets=secrets,
             explanations=self._explanations,
             clock=kernel.clock,
+            revocations=self._revocations,
             reports=self._reports,
             operator_address=lambda: self.addresses().operator,
         )
