@@ -69,6 +69,31 @@ def test_sigterm_ends_it_with_zero_and_leaves_no_socket_or_ready_file(tmp_path: 
         assert {line["level"] for line in server.logged()} == {"info"}
 
 
+def test_a_ready_file_is_never_of_a_server_that_is_gone(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    with running_server(tmp_path, "--only", "gpus") as server:
+        os.kill(server.pid, signal.SIGKILL)
+        server.process.wait(10)
+    assert ready.exists(), "nobody could take it away"
+    (tmp_path / "master.key").chmod(0o644)
+    assert run_server(tmp_path, ["--only", "gpus", "--ready-file", str(ready)]).returncode == 2
+    assert not ready.exists(), "a server that did not start passes for one that did"
+
+
+def test_the_ready_file_of_another_server_is_left_alone(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--only", "gpus") as server:
+        (tmp_path / "ready.json").write_text("another's\n")
+        assert server.stop() == 0
+    assert (tmp_path / "ready.json").read_text() == "another's\n"
+
+
+def test_every_setting_can_be_given_with_set(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--set", "only=gpus", "--set", "log.level=warning") as server:
+        assert set(server.listeners) == {"web", "device-api"}
+        assert server.stop() == 0
+        assert server.logged() == []
+
+
 def test_open_watches_do_not_delay_the_end(tmp_path: Path) -> None:
     with running_server(tmp_path, "--set", "shutdown.grace_seconds=60") as server:
         register(server, "gpu-1")
@@ -286,6 +311,11 @@ def test_a_taken_port_is_told_in_one_line(tmp_path: Path) -> None:
         (["--set", "listeners.device-api.addresses=0.0.0.0:0"], "in plain text", 2),
         (["--set", "listeners.device-api.addresses=nonsense"], "nonsense", 2),
         (["--set", "nonsense"], "expected section.key=value", 2),
+        (["--set", "log.level=loud"], "log.level: 'loud' is not one of", 2),
+        (["--set", "listeners.web.addresses=127.0.0.1:65536"], "is no address", 2),
+        (["--set", f"listeners.device-api.addresses=unix:///{'x' * 108}"], "longer than 107 bytes", 2),
+        (["--ready-file", "/nowhere/ready.json"], "ready_file: cannot write /nowhere/ready.json", 2),
+        (["--ready-file", "/"], "ready_file: cannot replace /", 2),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(

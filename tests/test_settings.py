@@ -49,6 +49,7 @@ def test_lists_are_comma_separated_outside_the_file() -> None:
         ("[gpus]\nlease_second = 5\n", {}, {}, "gpus.lease_seconds"),
         ("[listners.web]\naddresses = []\n", {}, {}, "listeners.web.addresses"),
         ("data-dir = 'x'\n", {}, {}, "data_dir"),
+        ("[listners.web]\n", {}, {}, "listeners.web.addresses"),
         ("", {"FLEETPLANE_GPUS__LEASE": "5"}, {}, "FLEETPLANE_GPUS__LEASE_SECONDS"),
         ("", {"FLEETPLANE_DATADIR": "x"}, {}, "FLEETPLANE_DATA_DIR"),
         ("", {}, {"log.levle": "info"}, "log.level"),
@@ -94,3 +95,10 @@ def test_every_setting_has_one_environment_variable() -> None:
     variables = [key.upper().replace(".", "__").replace("-", "_") for key, _ in settings.known_keys()]
 
     assert len(variables) == len(set(variables)) > 15
+
+
+def test_a_known_section_may_be_empty_and_a_domain_named_twice(tmp_path: Path) -> None:
+    loaded = settings.load(
+        config=write(tmp_path, "[gpus]\n[listeners.web]\n"), environment={}, flags={"only": "gpus,gpus"}
+    )
+    assert loaded.domains == ("gpus",)

@@ -256,7 +256,7 @@ class Settings(Section, frozen=True):
 
     @property
     def domains(self) -> tuple[str, ...]:
-        return self.only or DOMAINS
+        return tuple(dict.fromkeys(self.only)) or DOMAINS
 
 
 def load(
@@ -314,10 +314,14 @@ def _from_file(path: Path) -> dict[str, Any]:
 
 def _flatten(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in document.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and (value or _is_section(f"{path}{key}.")):
             yield from _flatten(value, f"{path}{key}.")
         else:
             yield f"{path}{key}", value
+
+
+def _is_section(path: str) -> bool:
+    return any(key.startswith(path) for key, _ in known_keys())
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -46,17 +46,15 @@ def server(
     from fleetplane import logs, settings
     from fleetplane.server import serve
 
-    loaded = settings.load(
-        config=config,
-        flags={
-            **settings.assignments(assignments),
-            "data_dir": data_dir,
-            "only": only,
-            "ready_file": ready_file,
-            "log.format": log_format,
-            "log.level": log_level,
-        },
-    )
+    named = {
+        "data_dir": data_dir,
+        "only": only,
+        "ready_file": ready_file,
+        "log.format": log_format,
+        "log.level": log_level,
+    }
+    given = {key: value for key, value in named.items() if value is not None}
+    loaded = settings.load(config=config, flags={**settings.assignments(assignments), **given})
     logs.configure(level=loaded.log.level, log_format=loaded.log.format)
     uvloop.run(serve(loaded, announce=_announce))
 

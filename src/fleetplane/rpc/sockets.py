@@ -23,6 +23,10 @@ KEEPALIVE_IDLE_SECONDS: Final = 60
 KEEPALIVE_INTERVAL_SECONDS: Final = 20
 """After a quiet minute the kernel asks every 20 s whether the peer still exists."""
 KEEPALIVE_PROBES: Final = 3
+PATH_LIMIT_BYTES: Final = 107
+"""What fits into the kernel's socket address, less its closing zero byte."""
+PORT_LIMIT: Final = 65_535
+"""The system would take a larger number for its last sixteen bits."""
 _PROBE_SECONDS: Final = 1.0
 
 
@@ -61,7 +65,7 @@ def open_socket(address: str, *, unix_mode: int) -> BoundSocket:
     if address.startswith("unix:"):
         return _open_unix(Path(address.removeprefix("unix:").removeprefix("//")), unix_mode)
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or not host:
+    if not colon or not port.isdecimal() or not host or int(port) > PORT_LIMIT:
         raise SettingsError(f"{address!r} is no address: use HOST:PORT, [IPV6]:PORT or unix:///PATH")
     return _open_tcp(host.removeprefix("[").removesuffix("]"), int(port), address)
 
@@ -109,6 +113,11 @@ def _open_unix(path: Path, mode: int) -> BoundSocket:
     path = path.absolute()
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        if len(os.fsencode(path)) > PATH_LIMIT_BYTES:
+            raise SettingsError(
+                f"the socket path {path} is longer than {PATH_LIMIT_BYTES} bytes, the system's limit",
+                hint="choose a shorter path",
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         _make_way(path)
         # The file must never be more open than asked, not even for the moment before a chmod.
