@@ -11,7 +11,6 @@ import asyncio
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
-from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.web.problems import Code, Problem
@@ -20,6 +19,8 @@ CONCURRENT_HASHES = 2
 """Each takes 64 MiB and a tenth of a second of several cores: more at once are not faster."""
 PASSWORD_MINIMUM = 12
 PASSWORD_LIMIT_BYTES = 1024
+NOBODYS = "$argon2id$v=19$m=65536,t=3,p=4$lWUjrYEPcoQhj7OIshxJTA$A3A3Ur8OKqPQfeQPX/3Hf84E4Rks5vlQfCyQ+uc+60U"
+"""The hash of 32 random bytes that were not kept, with the parameters of all others: no password fits it."""
 
 
 def problems(password: str, *, field: str) -> list[Problem]:
@@ -42,22 +43,11 @@ def problems(password: str, *, field: str) -> list[Problem]:
 
 
 class Passwords:
-    def __init__(self, store: Store, master: MasterKey, clock: Clock) -> None:
+    def __init__(self, store: Store, master: MasterKey) -> None:
         self._store = store
         self._master = master
-        self._clock = clock
         self._hasher = PasswordHasher()
         self._turns = asyncio.Semaphore(CONCURRENT_HASHES)
-        self._nobodys: asyncio.Task[str] | None = None
-
-    def _password_of_nobody(self) -> asyncio.Task[str]:
-        """The hash of a password that nobody has, made once; `prepare` makes it before it is needed."""
-        if self._nobodys is None:
-            self._nobodys = asyncio.create_task(self.hash(self._clock.token_bytes(32).hex()))
-        return self._nobodys
-
-    async def prepare(self) -> None:
-        await self._password_of_nobody()
 
     async def hash(self, password: str) -> str:
         async with self._turns:
@@ -66,7 +56,7 @@ class Passwords:
     async def verify(self, user: str | None, password: str) -> str | None:
         """What is stored of the user's password, if it is this one."""
         stored = await self._stored(user) if user is not None else None
-        tried = await asyncio.shield(self._password_of_nobody()) if stored is None else stored
+        tried = NOBODYS if stored is None else stored
         if len(password.encode("utf-8", "replace")) > PASSWORD_LIMIT_BYTES:
             return None
         async with self._turns:

@@ -99,7 +99,7 @@ class RestSide:
         self._clock = clock
         self._options = options
         self._sessions = sessions
-        self._passwords = Passwords(store, kernel.master, clock)
+        self._passwords = Passwords(store, kernel.master)
         self._answers = Answers(store, kernel.master, clock, namespace="proxies")
         access = Access(store)
         self._accounts = Accounts(store, clock, self._passwords, sessions)
@@ -198,7 +198,6 @@ class RestSide:
 
     async def run(self) -> None:
         """Forget what has expired and change keys in time, until cancelled."""
-        await self._passwords.prepare()
         while True:
             if self._sessions.key_age_seconds() > KEY_LIFE_SECONDS:
                 kid = await self._sessions.rotate_keys(actor="system/identity")
