@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 30.0
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.001
+LISTENERS = ("web", "device-api", "registration", "operator", "agent", "proxy-agents")
+"""All of them get free ports: two servers of a figure run at once."""
 
 
 def cores() -> tuple[int, int]:
@@ -89,10 +91,8 @@ def fleetplane(data_dir: Path, core: int | None, settings: Sequence[str] = ()) -
     command = [
         str(Path(sys.executable).with_name("fleetplane")), "server",
         "--data-dir", str(data_dir), "--ready-file", str(ready), "--log-level", "error",
-        "--set", "listeners.web.addresses=127.0.0.1:0",
-        "--set", "listeners.device-api.addresses=127.0.0.1:0",
     ]  # fmt: skip
-    for setting in settings:
+    for setting in (*(f"listeners.{name}.addresses=127.0.0.1:0" for name in LISTENERS), *settings):
         command += ["--set", setting]
     with _running("fleetplane", command, ready, core) as server:
         yield server
