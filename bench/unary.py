@@ -6,7 +6,8 @@ import re
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from bench import population, servers
 from bench.figures import Effort
@@ -24,13 +25,28 @@ _COUNTS = re.compile(r"requests: \d+ total, \d+ started, (\d+) done, (\d+) succe
 _DATA = re.compile(r"traffic: .*, \S+ \((\d+)\) data")
 
 
-def calls_per_second(server: Server, method: str, request: bytes, answer_bytes: int, seconds: float) -> float:
-    """The rate once warm; raises if an answer was missing or not of the size that a good one has."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a server did under load."""
+
+    rate: float
+    """Calls per second."""
+    cpu_us: float
+    """The server's processor time per call; unlike the rate, it hardly depends on what else runs."""
+
+
+def under_load(server: Server, method: str, request: bytes, answer_bytes: int, seconds: float) -> Served:
+    """What it does once warm; raises if an answer was missing or not of the size that a good one has."""
     _h2load(server, method, request, answer_bytes, min(seconds, WARM_UP_SECONDS))
-    return _h2load(server, method, request, answer_bytes, seconds)
+    before = server.cpu_seconds()
+    rate, finished = _h2load(server, method, request, answer_bytes, seconds)
+    return Served(rate=rate, cpu_us=(server.cpu_seconds() - before) / finished * 1e6)
 
 
-def _h2load(server: Server, method: str, request: bytes, answer_bytes: int, seconds: float) -> float:
+def _h2load(
+    server: Server, method: str, request: bytes, answer_bytes: int, seconds: float
+) -> tuple[float, int]:
+    """The rate, and how many calls there were."""
     with tempfile.NamedTemporaryFile() as body:
         body.write(struct.pack(">BI", 0, len(request)) + request)
         body.flush()
@@ -47,10 +63,10 @@ def _h2load(server: Server, method: str, request: bytes, answer_bytes: int, seco
         )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"h2load failed: {done.stdout}{done.stderr}")
-    return _rate(done.stdout, answer_bytes)
+    return _checked(done.stdout, answer_bytes)
 
 
-def _rate(report: str, answer_bytes: int) -> float:
+def _checked(report: str, answer_bytes: int) -> tuple[float, int]:
     rate, counts, data = _RATE.search(report), _COUNTS.search(report), _DATA.search(report)
     if rate is None or counts is None or data is None:
         raise RuntimeError(f"h2load says something unexpected:\n{report}")
@@ -61,13 +77,13 @@ def _rate(report: str, answer_bytes: int) -> float:
     under_way = CONNECTIONS * STREAMS * (answer_bytes + PREFIX_BYTES)
     if failed or succeeded != finished or not expected <= int(data[1]) <= expected + under_way:
         raise RuntimeError(f"not every call succeeded; {answer_bytes} bytes were expected:\n{report}")
-    return float(rate[1])
+    return float(rate[1]), finished
 
 
-def in_turns(effort: Effort, gpus: int, measure: Callable[[Server], float]) -> tuple[float, float]:
+def in_turns(effort: Effort, gpus: int, measure: Callable[[Server], Served]) -> tuple[Served, Served]:
     """The best that `measure` says of Fleetplane and of the reference, both holding these GPUs."""
-    ours: list[float] = []
-    reference: list[float] = []
+    ours: list[Served] = []
+    reference: list[Served] = []
     with (
         servers.load_core() as core,
         servers.scratch() as directory,
@@ -79,4 +95,13 @@ def in_turns(effort: Effort, gpus: int, measure: Callable[[Server], float]) -> t
         for _ in range(effort.rounds):
             ours.append(measure(fleetplane))
             reference.append(measure(grpc_aio))
-    return max(ours), max(reference)
+    return _best(ours), _best(reference)
+
+
+def _best(rounds: Sequence[Served]) -> Served:
+    return Served(rate=max(one.rate for one in rounds), cpu_us=min(one.cpu_us for one in rounds))
+
+
+def processor_time(ours: Served, reference: Served) -> str:
+    ratio = f"{reference.cpu_us / ours.cpu_us:.1f} ×"
+    return f"processor time a call {ours.cpu_us:.1f} µs, of the reference {reference.cpu_us:.0f} µs: {ratio}"
