@@ -98,6 +98,19 @@ async def test_what_is_unusual_is_left_to_the_ordinary_way(shelf: Shelf) -> None
     assert shelf.encodings.get_at_once(b"\xff", {}) is None
 
 
+async def test_the_list_is_given_at_once_unless_something_is_being_written(shelf: Shelf) -> None:
+    assert shelf.encodings.list_at_once(b"", {}) is shelf.encodings.list()
+    assert shelf.encodings.list_at_once(b"", {wire.DIALECT_FIELD: b"name"}) is None
+    assert shelf.encodings.list_at_once(b"\xff", {}) is None
+    write = asyncio.ensure_future(shelf.set_ready("gpu-2", "False"))
+    while shelf.store.unsettled(GPU) is None:
+        await asyncio.sleep(0)
+    assert shelf.encodings.list_at_once(b"", {}) is None
+    before = shelf.encodings.list()
+    await write
+    assert shelf.encodings.list_at_once(b"", {}) not in (None, before)
+
+
 async def test_requests_are_remembered_in_bounded_number_and_size(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,12 @@ class Encodings:
             self._list = (version, Framed(wire.encode_list(items, version, self._dialect)))
         return self._list[1]
 
+    def list_at_once(self, request: bytes, fields: Mapping[bytes, bytes]) -> Framed | None:
+        """The answer to a request for all GPUs that says nothing more, if nothing is being written."""
+        if request or wire.DIALECT_FIELD in fields or not self._gpus.is_settled:
+            return None
+        return self.list()
+
     def added(self, gpu: Gpu) -> Framed:
         """The event that announces a present GPU at the start of a watch."""
         return Framed(wire.encode_event("ADDED", self.item(gpu)))

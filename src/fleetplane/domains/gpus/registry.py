@@ -53,6 +53,11 @@ class Gpus:
         if (change := self._store.unsettled(GPU)) is not None:
             await change
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether every change accepted so far can be read now."""
+        return not self._store.pending(GPU)
+
     def all(self) -> Sequence[Gpu]:
         return self._store.list(GPU, SCOPE)
 

@@ -50,9 +50,10 @@ class GpuReader:
         gpu = self._gpus.peek(name) or await self._gpus.get(name)
         return self._encodings[dialect].get(gpu)
 
-    def get_at_once(self, dialect: Dialect) -> ImmediateAnswer:
-        """The short way to the same answers, for callers who ask for no other dialect."""
-        return self._encodings[dialect].get_at_once
+    def at_once(self, dialect: Dialect) -> Mapping[str, ImmediateAnswer]:
+        """The short ways to the same answers, for callers who ask for no other dialect."""
+        encodings = self._encodings[dialect]
+        return {"GetGpu": encodings.get_at_once, "ListGpus": encodings.list_at_once}
 
     async def list(self, dialect: Dialect) -> Framed:
         await self._gpus.settled()
@@ -103,7 +104,7 @@ class GpuService:
     def __init__(self, reader: GpuReader, dialect: Dialect) -> None:
         self._reader = reader
         self._dialect = dialect
-        self.immediate: Mapping[str, ImmediateAnswer] = {"GetGpu": reader.get_at_once(dialect)}
+        self.immediate = reader.at_once(dialect)
 
     def _spoken(self, context: CallContext) -> Dialect:
         asked = context.field(wire.DIALECT_FIELD)
@@ -125,7 +126,7 @@ class FirstGpuService:
 
     def __init__(self, reader: GpuReader) -> None:
         self._reader = reader
-        self.immediate: Mapping[str, ImmediateAnswer] = {"GetGpu": reader.get_at_once(Dialect.FIRST)}
+        self.immediate = reader.at_once(Dialect.FIRST)
 
     async def GetGpu(self, request: first_pb2.GetGpuRequest, _context: CallContext) -> Framed:
         return await self._reader.get(wire.gpu_name(request.name), Dialect.FIRST)
