@@ -12,10 +12,13 @@ from prometheus_client import CollectorRegistry
 
 from fleetplane.kernel import errors
 from fleetplane.kernel.access import Permission
+from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import FleetplaneError, SettingsError
 from fleetplane.kernel.resources import Resource
 from fleetplane.web import bodies, openapi, times
 from fleetplane.web.documents import Document, Documents
+from fleetplane.web.gateway import Gateway
+from fleetplane.web.metrics import GatewayCollector
 from fleetplane.web.ops import Mount, OpsApp, Readiness
 from fleetplane.web.paging import Paging, in_order, listing
 from fleetplane.web.problems import Code, Held, Problem, Rejected, refusal
@@ -176,6 +179,18 @@ def test_the_document_tells_parameters_bodies_and_answers() -> None:
     assert "201" in operation["responses"]
     assert made["components"]["schemas"]["Outer"]["additionalProperties"] is False
     assert made["paths"]["/x"]["get"]["security"] == []
+
+
+def test_the_gateway_counts_its_answers_and_refusals() -> None:
+    gateway: Gateway[Any] = Gateway(nothing, None, SystemClock())  # type: ignore[arg-type]
+    gateway.answers.update({2: 3, 4: 1})
+    registry = CollectorRegistry()
+    registry.register(GatewayCollector(gateway, domain="d"))
+
+    told = registry.get_sample_value
+    assert told("fleetplane_web_answers_total", {"domain": "d", "status": "2xx"}) == 3
+    assert told("fleetplane_web_answers_total", {"domain": "d", "status": "4xx"}) == 1
+    assert told("fleetplane_web_rate_limited_total", {"domain": "d"}) == 0
 
 
 # The front door.

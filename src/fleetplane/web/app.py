@@ -19,7 +19,7 @@ from litestar.handlers import HTTPRouteHandler
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, NotFound
 from fleetplane.web import bodies
-from fleetplane.web.gateway import ARRIVAL, App, Arrival, Gateway
+from fleetplane.web.gateway import ARRIVAL, Arrival, Gateway
 from fleetplane.web.idempotency import Answers, Kept
 from fleetplane.web.problems import Code, MethodNotAllowed, Problem, Rejected, refusal
 from fleetplane.web.routes import C, Call, Gate, Route, RouteTable
@@ -119,7 +119,7 @@ def application(
     clock: Clock,
     requests_per_minute: int,
     debug: bool = False,
-) -> App:
+) -> Gateway[C]:
     """Everything of one table, ready to be mounted at its prefix."""
     desk = Desk(gate, answers)
     site = Litestar(

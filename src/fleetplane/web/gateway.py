@@ -8,6 +8,7 @@ also on those that no route gave. Knows no framework.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Generic
@@ -50,6 +51,8 @@ class Gateway(Generic[C]):
         self._gate = gate
         self._clock = clock
         self.rate = RateLimit(requests_per_minute)
+        self.answers: Counter[int] = Counter()
+        """By the first digit of their status."""
 
     def __repr__(self) -> str:
         return f"<Gateway {self.rate!r}>"
@@ -105,10 +108,14 @@ class Gateway(Generic[C]):
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
+                self.answers[message["status"] // 100] += 1
                 message["headers"] = [*message.get("headers", ()), *extra]
             await send(message)
 
         return sending
+
+
+AnyGateway = Gateway[Any]
 
 
 def _unwelcome(headers: dict[bytes, bytes], allowance: Allowance) -> FleetplaneError | None:

@@ -50,6 +50,7 @@ class ProxyDomain:
         self.authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = agents.authenticators
         self.server_names: Sequence[str] = ()
         self.collectors: Sequence[Collector] = (
+            *rest.collectors,
             SessionCollector(agents.sessions, domain="proxies"),
             ProxyCollector(
                 kernel.store, controller=agents.controller, commands=agents.commander.ledger, events=events

@@ -13,8 +13,9 @@ from typing import Protocol
 
 import msgspec
 import structlog
+from prometheus_client.registry import Collector
 
-from fleetplane.domains.proxies.access import Access
+from fleetplane.domains.proxies.access import Access, Caller
 from fleetplane.domains.proxies.accounts import ADMIN_EMAIL, Accounts
 from fleetplane.domains.proxies.agents import Agents
 from fleetplane.domains.proxies.audit_trail import AuditTrail
@@ -40,8 +41,9 @@ from fleetplane.kernel.store import Store
 from fleetplane.web import documents, openapi
 from fleetplane.web.app import application
 from fleetplane.web.documents import Document, Documents
-from fleetplane.web.gateway import REQUESTS_PER_MINUTE
+from fleetplane.web.gateway import REQUESTS_PER_MINUTE, Gateway
 from fleetplane.web.idempotency import Answers
+from fleetplane.web.metrics import GatewayCollector
 from fleetplane.web.ops import Mount
 from fleetplane.web.routes import RouteTable
 
@@ -167,12 +169,19 @@ class RestSide:
             )
 
     @cached_property
-    def routes(self) -> Sequence[Mount]:
-        """For the web listener."""
-        app = application(
+    def _gateway(self) -> Gateway[Caller]:
+        return application(
             self.table, gate=self.gatekeeper, answers=self._answers, clock=self._clock,
             requests_per_minute=self._options.requests_per_minute,
         )  # fmt: skip
+
+    @cached_property
+    def collectors(self) -> Sequence[Collector]:
+        return (GatewayCollector(self._gateway, domain="proxies"),)
+
+    @cached_property
+    def routes(self) -> Sequence[Mount]:
+        """For the web listener."""
         pages = Documents(
             {
                 "/openapi.json": Document(content_type="application/json", content=lambda: self._document),
@@ -187,7 +196,7 @@ class RestSide:
         )
         summaries = {"/docs": "the REST API, to read and to try", "/openapi.json": "the same, for programs"}
         return (
-            Mount(path=PREFIX, app=app, summary="REST: fleets of NGINX"),
+            Mount(path=PREFIX, app=self._gateway, summary="REST: fleets of NGINX"),
             *(Mount(path=path, app=pages, summary=summaries.get(path, "")) for path in pages.paths),
         )
 
