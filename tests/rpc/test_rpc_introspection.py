@@ -13,6 +13,7 @@ from rpc.probe import SERVICE, Probe
 from rpc.targets import make_app, rows
 
 from fleetplane.rpc import Authentication, ListenerSpec, MethodRow, open_listener
+from fleetplane.rpc.introspection import published_pool
 
 V1 = "grpc.reflection.v1.ServerReflection"
 Health = health_pb2.HealthCheckResponse
@@ -96,3 +97,9 @@ async def test_reflection_answers_in_both_generations(
     assert any(b"probe.proto" in file for file in files)
     await call.done_writing()
     assert await call.read() is grpc.aio.EOF
+
+
+@pytest.mark.parametrize("detail", ["ErrorInfo", "BadRequest", "RetryInfo", "LocalizedMessage"])
+def test_the_details_of_rich_errors_can_be_looked_up_too(detail: str) -> None:
+    pool = published_pool([SERVICE])
+    assert pool.FindFileContainingSymbol(f"google.rpc.{detail}").name == "google/rpc/error_details.proto"

@@ -10,6 +10,7 @@ from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
+from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
@@ -83,6 +84,8 @@ def published_pool(services: Iterable[str]) -> DescriptorPool:
             pool.Add(_renamed(FileDescriptorProto.FromString(reflection_pb2.DESCRIPTOR.serialized_pb)))
         else:
             _publish(descriptor_pool.Default().FindFileContainingSymbol(service), pool, added)
+    # No service mentions what rich errors carry, but clients that print errors ask for it.
+    _publish(error_details_pb2.DESCRIPTOR, pool, added)
     return pool
 
 
