@@ -75,13 +75,13 @@ class Rig:
         self.statuses: list[Status] = []
         self.nginx = Nginx(self.site, SystemClock(), steady_seconds=STEADY_SECONDS)
 
-    def applier(self, witness: Callable[[Step], None] = lambda _: None) -> Applier:
+    def applier(self, witness: Callable[[Step], None] = lambda _: None, *, managed: bool = True) -> Applier:
         return Applier(
             nginx=self.nginx,
             releases=self.releases,
             clock=SystemClock(),
             log=structlog.get_logger(),
-            managed=True,
+            managed=managed,
             least_gap_seconds=0.0,
             witness=witness,
         )

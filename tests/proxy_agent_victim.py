@@ -1,12 +1,14 @@
 """A process that applies a configuration and is killed at a step of it, as if by `kill -9`.
 
-Arguments: the state folder, a file with the update, and the step (which may come a second time: `step#2`).
+Arguments: the state folder, a file with the update, the step (which may come a second time: `step#2`),
+and a user to become first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import signal
 import sys
 from pathlib import Path
@@ -18,7 +20,13 @@ from fleetplane.domains.proxies.agent.applier import Step
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
 
-async def main(folder: str, update_file: str, fatal: str) -> None:
+async def main(folder: str, update_file: str, fatal: str, user: str = "") -> None:
+    if user:
+        await asyncio.to_thread(int)  # imports what it needs while it may still be read
+        entry = pwd.getpwnam(user)
+        os.setgroups([])
+        os.setgid(entry.pw_gid)
+        os.setuid(entry.pw_uid)
     step, _, turn = fatal.partition("#")
     turns = int(turn or 1)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
+import shutil
 import signal
 import socket
 import ssl
@@ -16,7 +18,7 @@ from typing import Self
 
 import proxy_agent_victim
 import pytest
-from nginx_rig import Rig, free_port, host, saying
+from nginx_rig import NGINX, Rig, free_port, host, saying
 from throwaway_ca import ThrowawayCa
 
 from fleetplane.domains.proxies.agent import journal as journals
@@ -126,13 +128,17 @@ GOOD = [
 BAD = [Step.REVERTING, Step.SWITCHED_BACK, f"{Step.SIGNALLED}#2", Step.RELOADED_BACK]
 
 
+def victim(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, proxy_agent_victim.__file__, *arguments],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
 def die_at(rig: Rig, update: pb.ConfigUpdate, step: str) -> None:
     update_file = rig.paths.state / "victim.pb"
     update_file.write_bytes(update.SerializeToString())
-    done = subprocess.run(
-        [sys.executable, proxy_agent_victim.__file__, rig.paths.state, update_file, step],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = victim(rig.paths.state, update_file, step)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
@@ -218,6 +224,36 @@ async def test_an_nginx_that_was_stopped_on_purpose_stays_so_until_it_is_restart
     assert await successor.revive() is None
     assert "stopped" in (await successor.apply(saying(2, port), rig.report)).error
     assert (await successor.restart(force=False, within_seconds=5.0)).state is State.SUCCESS
+    assert await ask(port) == "1"
+
+
+async def test_somebody_elses_nginx_is_signalled_and_never_started(rig: Rig) -> None:
+    port = free_port()
+    applier = rig.applier(managed=False)
+    await applier.open()
+    assert rig.nginx.master() is None
+    assert (await applier.apply(saying(1, port), rig.report)).error == "NGINX is not running"
+    where = ("-p", rig.paths.state, "-e", rig.paths.error_log, "-c", rig.paths.config)
+    service = await asyncio.create_subprocess_exec(NGINX, *where)  # as its service would start it
+    assert await service.wait() == 0
+    assert (await applier.apply(saying(1, port), rig.report)).state is State.SUCCESS
+    assert await ask(port) == "1"
+    assert "nobody started it" in (await applier.restart(force=True, within_seconds=0.3)).error
+    assert await applier.revive() is None
+
+
+async def test_an_ordinary_user_can_run_the_agent_and_nginx(folder: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("everything here runs as an ordinary user already")
+    shutil.chown(folder, "nobody")
+    port = free_port()
+    update_file = folder / "update.pb"
+    update_file.write_bytes(saying(1, port).SerializeToString())
+    done = await asyncio.to_thread(victim, folder, update_file, "never", "nobody")
+    assert done.returncode == 0, done.stderr
+    master = Rig(folder).nginx.master()
+    assert master is not None
+    assert Path(f"/proc/{master.pid}").stat().st_uid == pwd.getpwnam("nobody").pw_uid
     assert await ask(port) == "1"
 
 

@@ -16,6 +16,7 @@ from nginx_rig import STEADY_SECONDS, Backend, Rig, backend, free_port, host, sa
 from proxy_server_double import AGENT_ID, TOKEN, ProxyServerDouble, until
 
 from fleetplane.domains.proxies.agent import journal as journals
+from fleetplane.domains.proxies.agent.applier import Step
 from fleetplane.domains.proxies.agent.assembly import Tuning, assemble
 from fleetplane.domains.proxies.agent.credential import CredentialFile
 from fleetplane.domains.proxies.agent.journal import Phase
@@ -41,7 +42,14 @@ TUNING = Tuning(
 )
 
 
-def make(rig: Rig, server: ProxyServerDouble, *, token: str = TOKEN, tuning: Tuning = TUNING) -> ProxyAgent:
+def make(
+    rig: Rig,
+    server: ProxyServerDouble,
+    *,
+    token: str = TOKEN,
+    tuning: Tuning = TUNING,
+    witness: Callable[[Step], None] = lambda _: None,
+) -> ProxyAgent:
     return assemble(
         site=rig.site,
         managed=True,
@@ -51,6 +59,7 @@ def make(rig: Rig, server: ProxyServerDouble, *, token: str = TOKEN, tuning: Tun
         clock=SystemClock(),
         log=structlog.get_logger(),
         tuning=tuning,
+        witness=witness,
     )
 
 
@@ -248,6 +257,26 @@ def _told(server: ProxyServerDouble, event_type: str, one: Backend) -> Callable[
     return lambda: any(
         event.event_type == event_type and event.data["server"] == one.address for event in server.events
     )
+
+
+async def test_a_disk_that_is_full_in_the_middle_of_a_change_costs_neither_agent_nor_service(
+    rig: Rig, server: ProxyServerDouble
+) -> None:
+    port = free_port()
+    faults = [Step.RELOADED]
+
+    def witness(step: Step) -> None:
+        if step in faults and rig.releases.current().startswith("2-"):
+            faults.remove(step)
+            raise OSError(28, "No space left on device")
+
+    async with running(rig, server, witness=witness):
+        await deploy(server, saying(1, port))
+        server.send(config_update=saying(2, port))
+        await until(lambda: "SUCCESS" in server.states(2))
+        assert server.states(2)[-2:] == ["FAILED", "SUCCESS"]
+        assert await get(port) == "2"
+        await deploy(server, saying(3, port))
 
 
 # Logs.

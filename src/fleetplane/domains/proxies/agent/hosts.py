@@ -89,7 +89,7 @@ def _server(context: Context, host: pb.VirtualHost) -> Iterator[Node]:
     everywhere = [one for one in own if challenged and _redirects(one)]
     yield from (one for one in own if one not in everywhere)
     if challenged:
-        yield _challenge(context.acme_responder)
+        yield _challenge(context)
     for location in host.locations:
         yield _location(context, location, everywhere)
     if everywhere and "/" not in {location.path for location in host.locations}:
@@ -124,7 +124,7 @@ def _listen(context: Context, host: pb.VirtualHost, *, default: bool) -> Iterato
         context.note("http3_left_out", f"NGINX {binary.words} has no HTTP/3: {host.name[:80]}")
 
 
-def _challenge(responder: str) -> Node:
+def _challenge(context: Context) -> Node:
     return block(
         "location", "^~", CHALLENGE_PATH,
         body=[
@@ -133,7 +133,9 @@ def _challenge(responder: str) -> Node:
             # The responder speaks HTTP/1.1 and newer; NGINX on its own would ask in HTTP/1.0.
             directive("proxy_http_version", "1.1"),
             directive("proxy_set_header", "Host", "$host"),
-            directive("proxy_pass", f"http://{responder}"),
+            # Always set, so that a visitor cannot; an empty one is not passed on at all.
+            directive("proxy_set_header", "X-Fleetplane-Workspace", context.acme_workspace),
+            directive("proxy_pass", f"http://{context.acme_responder}"),
         ],
     )  # fmt: skip
 
@@ -153,7 +155,7 @@ def _fallbacks(context: Context, by_port: dict[int, list[pb.VirtualHost]]) -> It
     if context.acme_responder and plain not in by_port:
         listen = [directive("listen", address) for address in site.listen(PLAIN_PORT)]
         nowhere = block("location", "/", body=[directive("return", "404")])
-        yield block("server", body=[*listen, _challenge(context.acme_responder), nowhere])
+        yield block("server", body=[*listen, _challenge(context), nowhere])
 
 
 # Locations.

@@ -138,7 +138,8 @@ class Nginx:
         if master is None:
             return Refused("NGINX is not running")
         log, before = LogReader(self.site.paths.error_log), processes.workers(master)
-        self.signal(signal.SIGHUP)
+        if not self.signal(signal.SIGHUP):
+            return Refused("NGINX cannot be signalled: it is gone, or runs as a user we have no power over")
         signalled()
         return await self._watch(release, before=before, master=master, log=log)
 
@@ -146,10 +147,11 @@ class Nginx:
         master = self.master()
         if master is None:
             return False
-        with contextlib.suppress(ProcessLookupError):
+        try:
             os.kill(master.pid, number)
-            return True
-        return False
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
 
     async def stop(self, *, graceful: bool, within_seconds: float) -> bool:
         """False if it is still there. A graceful stop that takes too long becomes a quick one."""

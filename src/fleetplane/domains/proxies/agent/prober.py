@@ -12,7 +12,7 @@ from typing import Final, NoReturn
 
 import structlog
 
-from fleetplane.domains.proxies.agent.applier import Applier
+from fleetplane.domains.proxies.agent.applier import Applier, Outcome
 from fleetplane.domains.proxies.agent.health import Change, Probe, Verdicts, probes
 from fleetplane.domains.proxies.agent.http_get import get_tcp
 from fleetplane.domains.proxies.agent.journal import State
@@ -101,7 +101,11 @@ class Prober:
             await self._changed.wait()
             await self._clock.sleep(self._policy.gather_seconds)
             self._changed.clear()
-            outcome = await self._applier.mark_down(self.verdicts.down())
+            try:
+                outcome = await self._applier.mark_down(self.verdicts.down())
+            except OSError as error:
+                outcome = Outcome(state=State.FAILED, error=str(error))
+                await self._applier.open()
             if outcome.state is not State.SUCCESS:
                 self._log.error("dead_servers_not_left_out", error=outcome.error)
                 self._changed.set()

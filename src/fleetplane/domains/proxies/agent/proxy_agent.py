@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 import grpc.aio
 import structlog
 
-from fleetplane.domains.proxies.agent.applier import Applier
+from fleetplane.domains.proxies.agent.applier import Applier, Outcome
 from fleetplane.domains.proxies.agent.commands import Commander
 from fleetplane.domains.proxies.agent.credential import Credential, CredentialFile
 from fleetplane.domains.proxies.agent.health import Change
@@ -135,12 +135,36 @@ class ProxyAgent:
         parts = self._parts
         while True:
             update = await parts.updates.next()
-            outcome = await parts.applier.apply(update, self._told)
+            try:
+                outcome = await parts.applier.apply(update, self._told)
+            except OSError as error:  # a full disk, most likely
+                outcome = Outcome(state=State.FAILED, error=str(error))
+                self._log.error("change_broke_off", version=update.version, error=str(error))
+                await self._recover(update, outcome)
             self._log.info(
                 "version_dealt_with", version=update.version, state=outcome.state, error=outcome.error
             )
             parts.prober.renew()
             parts.wake.set()
+
+    async def _recover(self, update: pb.ConfigUpdate, outcome: Outcome) -> None:
+        """Do what a new agent would do: take the journal's word for where we are, and go on from there."""
+        failed = Status(
+            config_id=update.config_id, version=update.version, state=outcome.state, error=outcome.error
+        )
+        self._parts.bulletin.status(failed)
+        attempt = 0
+        while True:
+            try:
+                await self._parts.applier.open()
+                break
+            except OSError as error:
+                self._log.error("recovery_failed", error=str(error))
+                delay = self._policy.backoff.delay_seconds(attempt, jitter=self._clock.random())
+                attempt += 1
+                await self._clock.sleep(delay)
+        if (last := self._parts.applier.last_status) is not None:
+            self._parts.bulletin.status(last)
 
     async def _told(self, status: Status) -> None:
         self._parts.bulletin.status(status)
@@ -179,9 +203,12 @@ class ProxyAgent:
         while True:
             await self._clock.sleep(self._policy.rotate_seconds)
             for tail in self._parts.tails:
-                if tail.due:
-                    await self._parts.applier.reopen_logs(tail.rotate)
-                await asyncio.to_thread(tail.retire)
+                try:
+                    if tail.due:
+                        await self._parts.applier.reopen_logs(tail.rotate)
+                    await asyncio.to_thread(tail.retire)
+                except OSError as error:
+                    self._log.warning("log_not_rotated", log=repr(tail), error=str(error))
 
     # The server.
 

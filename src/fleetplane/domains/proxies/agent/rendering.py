@@ -22,6 +22,8 @@ RELEASE_PATH: Final = "/fleetplane/release"
 STATUS_PATH: Final = "/fleetplane/stub_status"
 ACME_VARIABLE: Final = "NXMESH_ACME_RESPONDER"
 """Not for NGINX's environment: how the server names the address that answers challenges."""
+ACME_WORKSPACE_VARIABLE: Final = "NXMESH_ACME_WORKSPACE"
+"""Same: what it tells that address about us, so that nobody is answered on another's behalf."""
 WORKER_SHUTDOWN: Final = "60s"
 """Workers of an older release may finish what they do for this long; then reloads cannot pile up."""
 
@@ -78,6 +80,7 @@ class Context:
     site: Site
     update: pb.ConfigUpdate
     acme_responder: str
+    acme_workspace: str
     notes: dict[str, Note] = field(default_factory=dict)
 
     def note(self, identity: str, message: str) -> None:
@@ -90,7 +93,10 @@ def render(
     """`down` names, per upstream, the servers that active checks have found dead."""
     variables = dict(update.global_settings.env_vars)
     context = Context(
-        site=site, update=update, acme_responder=_responder(variables.pop(ACME_VARIABLE, site.acme_responder))
+        site=site,
+        update=update,
+        acme_responder=_responder(variables.pop(ACME_VARIABLE, site.acme_responder)),
+        acme_workspace=_workspace(variables.pop(ACME_WORKSPACE_VARIABLE, "")),
     )
     check_ids(update)
     settings = custom(update.global_settings.nginx_directives, where="global settings")
@@ -128,6 +134,12 @@ def check_ids(update: pb.ConfigUpdate) -> None:
 def _responder(text: str) -> str:
     if text and not _RESPONDER.fullmatch(text):
         raise Unrenderable(f"{ACME_VARIABLE} must be host:port, not {text[:80]!r}")
+    return text
+
+
+def _workspace(text: str) -> str:
+    if text and not _ID.fullmatch(text):
+        raise Unrenderable(f"{ACME_WORKSPACE_VARIABLE} must be an id, not {text[:80]!r}")
     return text
 
 

@@ -112,10 +112,17 @@ class Shipper:
     async def run(self, deliver: Deliver, agent_id: str) -> NoReturn:
         """For one connection; the next one begins where this one was told that it had arrived."""
         while True:
-            batch = await asyncio.to_thread(self._log.tail.read)
-            if batch.lines:
-                await self._ship(batch, deliver, agent_id)
-            if not batch.full:
+            full = False
+            try:
+                batch = await asyncio.to_thread(self._log.tail.read)
+                full = batch.full
+                if batch.lines:
+                    await self._ship(batch, deliver, agent_id)
+            except (
+                OSError
+            ) as error:  # a file that just went, or a full disk: what was not committed comes again
+                self._logger.warning("log_not_read", log=repr(self._log), error=str(error))
+            if not full:
                 await self._clock.sleep(self._policy.pause_seconds)
 
     async def _ship(self, batch: Batch, deliver: Deliver, agent_id: str) -> None:
