@@ -15,18 +15,22 @@ import structlog
 from litestar import Litestar, Request, Response
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
+from litestar.response.base import ASGIResponse
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, NotFound
 from fleetplane.web import bodies
-from fleetplane.web.gateway import ARRIVAL, Arrival, Gateway
+from fleetplane.web.gateway import ARRIVAL, Arrival, Gateway, Send
 from fleetplane.web.idempotency import Answers, Kept
 from fleetplane.web.problems import Code, MethodNotAllowed, Problem, Rejected, refusal
-from fleetplane.web.routes import C, Call, Gate, Route, RouteTable
+from fleetplane.web.routes import C, Call, Gate, Headers, Route, RouteTable
 
 log = structlog.get_logger(__name__)
 
 JSON = "application/json"
+NO_CONTENT = 204
+_JSON_TYPE = (b"content-type", JSON.encode())
+_NO_STORE = (b"cache-control", b"no-store")
 _ENCODER = msgspec.json.Encoder()
 AnyRequest = Request[Any, Any, Any]
 
@@ -38,7 +42,7 @@ class Desk(Generic[C]):
         self._gate = gate
         self._answers = answers
 
-    async def serve(self, route: Route, request: AnyRequest) -> Response[bytes]:
+    async def serve(self, route: Route, request: AnyRequest) -> Reply:
         arrival: Arrival[C] = request.scope[ARRIVAL]  # type: ignore[literal-required]
         path = {name: str(value) for name, value in request.path_params.items()}
         scope = ""
@@ -47,53 +51,66 @@ class Desk(Generic[C]):
                 assert arrival.refused is not None
                 raise arrival.refused
             scope = self._gate.admit(arrival.caller, route.permission, path)
-        body = await request.body()
+        body = b"" if route.body is None else await request.body()
+        headers = arrival.headers
         call = Call(
             request_id=arrival.request_id,
             address=arrival.address,
             scope=scope,
             path=path,
             query=_query(request),
-            headers=request.headers,
-            body=_shaped(route, body, request.headers),
+            headers=headers,
+            body=_shaped(route, body, headers),
             _caller=arrival.caller,
         )
-        key = request.headers.get("idempotency-key")
-        if key is None or route.method != "POST" or arrival.caller is None:
+        key = headers.get("idempotency-key") if route.method == "POST" else None
+        if key is None or arrival.caller is None:
             return await self._answer(route, call)
         digest = self._answers.digest(arrival.caller.name, f"POST {request.url.path}", key)
         return await self._once(route, call, digest, body)
 
-    async def _once(self, route: Route, call: Call[C], digest: str, body: bytes) -> Response[bytes]:
+    async def _once(self, route: Route, call: Call[C], digest: str, body: bytes) -> Reply:
         with self._answers.running(digest):
             kept = await self._answers.find(digest, body)
             if kept is not None:
                 return _replayed(kept)
             answer = await self._answer(route, call)
             await self._answers.keep(
-                digest, body, status=answer.status_code or route.status,
-                headers=answer.headers, answer=answer.content,
-            )  # fmt: skip
+                digest, body, status=answer.status_code, headers=answer.given, answer=answer.body
+            )
             return answer
 
-    async def _answer(self, route: Route, call: Call[C]) -> Response[bytes]:
+    async def _answer(self, route: Route, call: Call[C]) -> Reply:
         answer = await route.handler(call)
         content = b"" if route.answer is None else _ENCODER.encode(answer.content)
-        return Response(
-            content,
-            status_code=route.status,
-            media_type=JSON if content else None,
-            headers={"cache-control": "no-store", **answer.headers},
-        )
+        return Reply(route.status, answer.headers, content)
 
 
-def _replayed(kept: Kept) -> Response[bytes]:
-    headers = {**kept.headers, "idempotency-replayed": "true"}
-    return Response(kept.body, status_code=kept.status, media_type=JSON, headers=headers)
+class Reply(ASGIResponse):
+    """An answer that exists as bytes: nothing is left to be negotiated, converted or looked up."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.status_code = status
+        self.given = headers
+        self.body = body
+
+    async def __call__(self, _scope: object, _receive: object, send: Send) -> None:  # type: ignore[override]
+        headers = [(name.encode(), value.encode()) for name, value in self.given.items()]
+        headers.append(_NO_STORE)
+        if self.status_code != NO_CONTENT:
+            headers += (_JSON_TYPE, (b"content-length", b"%d" % len(self.body)))
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
+def _replayed(kept: Kept) -> Reply:
+    return Reply(kept.status, {**kept.headers, "idempotency-replayed": "true"}, kept.body)
 
 
 def _query(request: AnyRequest) -> dict[str, str]:
     """Single values; a parameter given twice could mean either, and is refused."""
+    if not request.scope["query_string"]:
+        return {}
     found: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name in found:
@@ -102,10 +119,10 @@ def _query(request: AnyRequest) -> dict[str, str]:
     return found
 
 
-def _shaped(route: Route, body: bytes, headers: Mapping[str, str]) -> Any:
+def _shaped(route: Route, body: bytes, headers: Headers) -> Any:
     if route.body is None or (route.body_optional and not body):
         return None
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = (headers.get("content-type") or "").partition(";")[0].strip().lower()
     if body and kind != JSON and not kind.endswith("+json"):
         raise Rejected(Problem(field="content-type", message=f"Must be {JSON}", code=Code.INCOMPATIBLE))
     return bodies.decode(body, route.body)
@@ -133,7 +150,7 @@ def application(
 
 
 def _bound(desk: Desk[C], prefix: str, route: Route) -> HTTPRouteHandler:
-    async def handle(request: AnyRequest) -> Response[bytes]:
+    async def handle(request: AnyRequest) -> Reply:
         return await desk.serve(route, request)
 
     return HTTPRouteHandler(

@@ -18,7 +18,7 @@ from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unauthe
 from fleetplane.web.bodies import BODY_LIMIT_BYTES
 from fleetplane.web.problems import Code, Problem, Refusal, Rejected, refusal
 from fleetplane.web.rate import Allowance, RateLimit
-from fleetplane.web.routes import C, Gate
+from fleetplane.web.routes import C, Gate, Headers
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -41,6 +41,7 @@ class Arrival(Generic[C]):
     caller: C | None
     refused: Unauthenticated | None
     """Why there is no caller."""
+    headers: Headers
 
 
 class Gateway(Generic[C]):
@@ -92,6 +93,7 @@ class Gateway(Generic[C]):
             address=client[0] if client and client[0] else "unix",
             caller=caller,
             refused=refused,
+            headers=Headers(headers),
         )
 
     def _with_headers(self, send: Send, request_id: str, allowance: Allowance, *, tls: bool) -> Send:

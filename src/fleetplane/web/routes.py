@@ -27,6 +27,20 @@ C = TypeVar("C", bound=Caller)
 T = TypeVar("T")
 
 
+class Headers:
+    """A request's headers by name; of several values the last. Decoded when asked for: few are."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, raw: Mapping[bytes, bytes]) -> None:
+        self._raw = raw
+
+    def get(self, name: str) -> str | None:
+        """`name` in lower case."""
+        value = self._raw.get(name.encode("ascii"))
+        return None if value is None else value.decode("latin-1")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[C]):
     """One request, after everything that every route has in common was seen to."""
@@ -38,7 +52,7 @@ class Call(Generic[C]):
     """Where the thing named by the path lies; empty for paths that name none."""
     path: Mapping[str, str]
     query: Mapping[str, str]
-    headers: Mapping[str, str]
+    headers: Headers
     body: Any
     """As the route's shape; typed by the handler that takes it apart."""
     _caller: C | None = None
@@ -50,7 +64,7 @@ class Call(Generic[C]):
 
     @property
     def user_agent(self) -> str:
-        return self.headers.get("user-agent", "")
+        return self.headers.get("user-agent") or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
