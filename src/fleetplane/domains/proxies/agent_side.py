@@ -73,7 +73,9 @@ class AgentSide:
         vault: Vault,
         intake: Intake | None = None,
         policy: AgentPolicy | None = None,
+        challenge_address: str = "",
     ) -> None:
+        """`challenge_address` is `host:port` of whoever answers certificate authorities."""
         self._clock = clock
         policy = policy or AgentPolicy()
         self.sessions = sessions = Sessions()
@@ -82,7 +84,8 @@ class AgentSide:
         self.commander = Commander(store, clock, self.presences)
         self.controller = AgentController(
             store=store, clock=clock, roster=roster, presences=self.presences, workspaces=workspaces,
-            configs=Configs(vault), commands=self.commander.ledger, policy=policy,
+            configs=Configs(vault, challenge_address=challenge_address),
+            commands=self.commander.ledger, policy=policy,
         )  # fmt: skip
         self._service = AgentService(
             roster=roster, presences=self.presences, sessions=sessions, controller=self.controller,

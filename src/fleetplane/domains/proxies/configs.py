@@ -11,6 +11,9 @@ from fleetplane.domains.proxies.deployment import Wanted
 from fleetplane.domains.proxies.vault import Vault
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
+RESPONDER_VARIABLE = "NXMESH_ACME_RESPONDER"
+WORKSPACE_VARIABLE = "NXMESH_ACME_WORKSPACE"
+"""Whose challenges may be answered through the agents that get this."""
 PREPARED_LIMIT = 32
 """Different configurations kept ready. They hold private keys, so not more than are being sent."""
 
@@ -22,22 +25,24 @@ class Prepared:
 
 
 class Configs:
-    def __init__(self, vault: Vault) -> None:
+    def __init__(self, vault: Vault, *, challenge_address: str = "") -> None:
+        """`challenge_address` is where agents pass the challenges of authorities on to; empty: nowhere."""
         self._vault = vault
-        self._ready: OrderedDict[tuple[int, str], Prepared] = OrderedDict()
+        self._challenge_address = challenge_address
+        self._ready: OrderedDict[tuple[int, str, str], Prepared] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<Configs ready={len(self._ready)}>"
 
-    async def prepare(self, config: AgentConfig) -> Prepared:
-        key = (config.version, config.digest)
+    async def prepare(self, config: AgentConfig, *, workspace: str) -> Prepared:
+        key = (config.version, config.digest, workspace)
         ready = self._ready.get(key)
         if ready is None:
             keys = {
                 name: await self._vault.private_key(name, part.fingerprint)
                 for name, part in config.certificates.items()
             }
-            update = wire.config_update(config, keys)
+            update = wire.config_update(config, keys, self._variables(workspace))
             wanted = Wanted(
                 version=config.version, config_id=config.config_id, checksum=wire.checksum(update)
             )
@@ -45,3 +50,8 @@ class Configs:
             if len(self._ready) > PREPARED_LIMIT:
                 self._ready.popitem(last=False)
         return ready
+
+    def _variables(self, workspace: str) -> dict[str, str]:
+        if not self._challenge_address:
+            return {}
+        return {RESPONDER_VARIABLE: self._challenge_address, WORKSPACE_VARIABLE: workspace}

@@ -236,7 +236,9 @@ class AgentController:
         if live.is_settled_at(newest.version):
             # Every heartbeat comes by here, and what an agent should serve changes with the version only.
             return None
-        prepared = await self._configs.prepare(self._workspaces.share(agent, newest))
+        prepared = await self._configs.prepare(
+            self._workspaces.share(agent, newest), workspace=agent.scope.rpartition("/")[2]
+        )
         wanted = prepared.wanted
         decision = deployment.decide(
             wanted,

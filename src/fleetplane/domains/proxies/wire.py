@@ -179,8 +179,10 @@ def answer(event: pb.Event) -> Answer:
 # To agents.
 
 
-def config_update(config: AgentConfig, keys: Mapping[str, bytes]) -> pb.ConfigUpdate:
-    """`keys` has the private key of each certificate, by the certificate's id."""
+def config_update(
+    config: AgentConfig, keys: Mapping[str, bytes], variables: Mapping[str, str] | None = None
+) -> pb.ConfigUpdate:
+    """`keys` has the private key of each certificate, by its id; `variables` are the server's own."""
     return pb.ConfigUpdate(
         config_id=config.config_id,
         version=config.version,
@@ -189,7 +191,7 @@ def config_update(config: AgentConfig, keys: Mapping[str, bytes]) -> pb.ConfigUp
         certificates={
             name: _certificate(name, part, keys[name]) for name, part in config.certificates.items()
         },
-        global_settings=_settings(config.settings),
+        global_settings=_settings(config.settings, variables or {}),
     )
 
 
@@ -280,8 +282,10 @@ def _certificate(identity: str, part: CertificatePart, key: bytes) -> pb.Certifi
     )
 
 
-def _settings(settings: SettingsSpec) -> pb.GlobalSettings:
-    return pb.GlobalSettings(nginx_directives=settings.nginx_directives, env_vars=settings.env_vars)
+def _settings(settings: SettingsSpec, variables: Mapping[str, str]) -> pb.GlobalSettings:
+    return pb.GlobalSettings(
+        nginx_directives=settings.nginx_directives, env_vars={**settings.env_vars, **variables}
+    )
 
 
 def command(order: Order) -> pb.Command:

@@ -39,7 +39,7 @@ class FakeAuthority:
         self.running = 0
         self.most_running = 0
 
-    async def issue(self, domain: str) -> Material:
+    async def issue(self, domain: str, *, workspace: str) -> Material:
         self.asked_ns.append(self.clock.now_ns())
         self.running += 1
         self.most_running = max(self.running, self.most_running)
@@ -186,6 +186,7 @@ async def test_imported_certificates_are_watched_but_never_renewed(
         certificate = await at.certificates.bring(
             at.scope, None, made.chain_pem, made.key_pem.decode(), actor=BOSS
         )
+        await until(lambda: controller.reconciler.explain(certificate.name))
         await passes(
             controller,
             clock,
@@ -303,7 +304,7 @@ async def test_every_failure_is_an_event_of_its_own(
 ) -> None:
     issuer.refusal = IssuanceFailed("no")
     async with at.store.watch(CERTIFICATE) as watch, controlled(at, {"letsencrypt": issuer}) as controller:
-        await at.request("example.com")
+        await at.reached(await at.request("example.com"), S.FAILED)
         await passes(controller, clock, issuer.asked(3), at_most_days=1)
         states: list[str] = []
         async with asyncio.timeout(10):

@@ -27,8 +27,10 @@ from fleetplane.domains.proxies.kinds import (
     Certificate,
     CertificateSpec,
     CertificateStatus,
+    OrganizationSpec,
     UpstreamSpec,
     VirtualHostSpec,
+    WorkspaceSpec,
 )
 from fleetplane.domains.proxies.values import (
     Algorithm,
@@ -94,15 +96,17 @@ async def chain(tmp_path: Path, authority: Pebble) -> AsyncIterator[Chain]:
     async with contextlib.AsyncExitStack() as stack:
         folder = stack.enter_context(state_folder())
         behind = await stack.enter_async_context(backend("behind"))
-        fleet = await stack.enter_async_context(agents_rig(tmp_path))
+        challenges = f"127.0.0.1:{free_port()}"
+        fleet = await stack.enter_async_context(agents_rig(tmp_path, challenge_address=challenges))
         master = MasterKey(b"k" * 32, clock)
         vault = Vault(fleet.store, master)
         side = CertificateSide(
-            fleet.store, clock, master, AcmeOptions(authority=authority.options),
+            fleet.store, clock, master,
+            AcmeOptions(authority=authority.options, challenge_address=challenges),
             workspaces=Workspaces(fleet.store, vault), vault=vault,
         )  # fmt: skip
-        spec = ListenerSpec(name="challenges", addresses=("127.0.0.1:0",), app=side.board, http1=True)
-        responder = await stack.enter_async_context(open_listener(spec, grace_seconds=1))
+        spec = ListenerSpec(name="challenges", addresses=(challenges,), app=side.board, http1=True)
+        await stack.enter_async_context(open_listener(spec, grace_seconds=1))
         ca = tmp_path / "server-ca.pem"
         ca.write_bytes(fleet.root)
         enrolled = await fleet.enrol("edge-1")
@@ -110,7 +114,6 @@ async def chain(tmp_path: Path, authority: Pebble) -> AsyncIterator[Chain]:
             site=Site(
                 paths=Paths(state=folder), binary=binary(), addresses=("127.0.0.1",), workers="2",
                 ports={80: authority.http_port, 443: https_port},
-                acme_responder=responder.addresses[0].removeprefix("http://"),
             ),
             managed=True, token=enrolled.token,
             connect=ServerAddress(address=fleet.address, authority=ca).channel,
@@ -221,3 +224,27 @@ async def test_a_private_key_goes_to_those_who_serve_it_and_to_nobody_else(chain
         versions.append(update.version)
         await bystander.status(update, "SUCCESS")
         await bystander.health(update.version)
+
+
+async def test_nobody_proves_a_domain_that_points_to_another_tenants_agents(chain: Chain) -> None:
+    fleet = chain.fleet
+    other = await fleet.places.create_organization(
+        OrganizationSpec(name="Mallory", slug="mallory"), owner="mallory", actor=BOSS
+    )
+    place = await fleet.places.create_workspace(
+        other.name, WorkspaceSpec(name="Mine", slug="mine"), actor=BOSS
+    )
+    spec = CertificateSpec(domain="victim.example.test", provider="letsencrypt", auto_renew=True)
+    wanted = await chain.side.certificates.request(place.scope, spec, actor=BOSS)
+
+    def status() -> CertificateStatus | None:
+        found = fleet.store.get(CERTIFICATE, place.scope, wanted.name)
+        return found.status if found is not None else None
+
+    await until(lambda: (now := status()) is not None and now.state is CertificateState.FAILED)
+    failed = status()
+    assert failed is not None
+    assert "404" in failed.error
+    assert failed.fingerprint == ""
+    own = await chain.side.certificates.request(fleet.scope, spec, actor=BOSS)
+    await until(lambda: chain.status(own).state is CertificateState.ACTIVE)

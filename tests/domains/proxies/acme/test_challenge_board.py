@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 
-from fleetplane.domains.proxies.acme.responder import PATH, ChallengeBoard
+from fleetplane.domains.proxies.acme.responder import PATH, WORKSPACE_HEADER, ChallengeBoard
 from fleetplane.kernel.errors import InvalidArgument, ResourceExhausted
 from fleetplane.sim.clock import VirtualClock
 
 
-async def get(board: ChallengeBoard, path: str, method: str = "GET") -> tuple[int, bytes, dict[bytes, bytes]]:
+async def get(
+    board: ChallengeBoard, path: str, method: str = "GET", *, workspace: str = ""
+) -> tuple[int, bytes, dict[bytes, bytes]]:
+    headers = [(WORKSPACE_HEADER, workspace.encode())] if workspace else []
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
@@ -18,7 +21,7 @@ async def get(board: ChallengeBoard, path: str, method: str = "GET") -> tuple[in
     async def receive() -> Any:
         raise AssertionError("nobody reads the body of a GET")
 
-    await board({"type": "http", "method": method, "path": path, "headers": []}, receive, send)
+    await board({"type": "http", "method": method, "path": path, "headers": headers}, receive, send)
     assert len(sent) == 2
     return sent[0]["status"], sent[1]["body"], dict(sent[0]["headers"])
 
@@ -80,3 +83,15 @@ def test_there_is_room_for_so_many_and_no_more() -> None:
 def test_a_token_that_no_authority_makes_is_refused(token: str) -> None:
     with pytest.raises(InvalidArgument), ChallengeBoard(VirtualClock()).answering(token, "x"):
         pass
+
+
+@pytest.mark.parametrize(
+    ("strict", "asked", "status"),
+    [(False, "", 200), (False, "mine", 200), (False, "other", 404), (True, "", 404), (True, "mine", 200)],
+)
+async def test_a_challenge_is_answered_only_through_agents_of_its_own_workspace(
+    strict: bool, asked: str, status: int
+) -> None:
+    board = ChallengeBoard(VirtualClock(), strict=strict)
+    with board.answering("token", "x", workspace="mine"):
+        assert (await get(board, f"{PATH}/token", workspace=asked))[0] == status

@@ -171,7 +171,9 @@ class CertificateController:
         await self._change(certificate, begin, "certificate.begin")
         log.info("certificates.issuing", why=decision.why, **about)
         try:
-            found = await self._issuers[certificate.spec.provider].issue(certificate.spec.domain)
+            found = await self._issuers[certificate.spec.provider].issue(
+                certificate.spec.domain, workspace=certificate.scope.rpartition("/")[2]
+            )
             await self._certificates.issued(certificate.scope, certificate.name, found, actor=ACTOR)
         except NotFound:
             log.info("certificates.deleted_meanwhile", **about)

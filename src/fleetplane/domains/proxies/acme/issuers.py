@@ -51,7 +51,8 @@ class Suggestion:
 class Issuer(Protocol):
     """All raise `IssuanceFailed` with the reason."""
 
-    async def issue(self, domain: str) -> Material: ...
+    async def issue(self, domain: str, *, workspace: str) -> Material:
+        """`workspace` is whose agents have to be behind the domain, where that is asked."""
 
     async def revoke(self, chain_pem: str, reason: int) -> None: ...
 
@@ -89,12 +90,12 @@ class AcmeIssuer:
     def __repr__(self) -> str:
         return f"<AcmeIssuer {self._options.directory_url}>"
 
-    async def issue(self, domain: str) -> Material:
+    async def issue(self, domain: str, *, workspace: str) -> Material:
         key_pem = new_key()
         method = Method.DNS if domain.startswith("*.") else Method.HTTP
         async with self._conversation() as talk:
             proofs = await self._order(talk, names_for(domain), key_pem, method)
-            async with self._shown(proofs):
+            async with self._shown(proofs, workspace):
                 for proof in proofs:
                     await self._workers.run(talk.answer, proof)
                 await self._until_proved(talk)
@@ -158,12 +159,14 @@ class AcmeIssuer:
             return await self._workers.run(talk.order, names, key_pem, method)
 
     @asynccontextmanager
-    async def _shown(self, proofs: Sequence[Proof]) -> AsyncIterator[None]:
+    async def _shown(self, proofs: Sequence[Proof], workspace: str) -> AsyncIterator[None]:
         """Have every proof where the authority looks, and nothing left behind, whatever happens."""
         async with AsyncExitStack() as stack:
             for proof in proofs:
                 if proof.method is Method.HTTP:
-                    stack.enter_context(self._board.answering(proof.token, proof.content))
+                    stack.enter_context(
+                        self._board.answering(proof.token, proof.content, workspace=workspace)
+                    )
                 else:
                     await stack.enter_async_context(self._recorded(proof))
             for name in {proof.record for proof in proofs if proof.method is Method.DNS}:
@@ -212,7 +215,7 @@ class SelfSigned:
         self._clock = clock
         self._life = dt.timedelta(days=days)
 
-    async def issue(self, domain: str) -> Material:
+    async def issue(self, domain: str, *, workspace: str = "") -> Material:  # noqa: ARG002  # nobody looks
         now_ns = self._clock.now_ns()
         now = dt.datetime.fromtimestamp(now_ns // 1_000_000_000, dt.UTC)
         key = ec.generate_private_key(ec.SECP256R1())

@@ -3,6 +3,10 @@
 Agents pass `/.well-known/acme-challenge/` on to this server, so it does not matter which of them
 the authority reaches, and none needs to be told of a challenge. Answers live in memory, for as
 long as an order runs and no longer than a bound; an order that a restart interrupts is begun anew.
+
+A domain that points to one tenant's agents must not be proved by another tenant, whose challenge
+these agents would pass on just as well. So agents say whose they are, and a challenge is answered
+only through agents of the workspace that it belongs to.
 """
 
 from __future__ import annotations
@@ -10,12 +14,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, ResourceExhausted
 from fleetplane.web.ops import Mount, Receive, Scope, Send
 
 PATH = "/.well-known/acme-challenge"
+WORKSPACE_HEADER = b"x-fleetplane-workspace"
 TOKENS_LIMIT = 1000
 """Challenges that can be open at once: orders run two at a time, each with at most a few."""
 LIFE_SECONDS = 3600.0
@@ -23,17 +29,30 @@ LIFE_SECONDS = 3600.0
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{1,256}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    ends: float
+    text: str
+    workspace: str
+
+
 class ChallengeBoard:
     """An ASGI application, for a listener of its own or mounted on another one."""
 
     def __init__(
-        self, clock: Clock, *, limit: int = TOKENS_LIMIT, life_seconds: float = LIFE_SECONDS
+        self,
+        clock: Clock,
+        *,
+        limit: int = TOKENS_LIMIT,
+        life_seconds: float = LIFE_SECONDS,
+        strict: bool = False,
     ) -> None:
+        """`strict`: whoever passes a challenge on has to say for which workspace."""
         self._clock = clock
+        self._strict = strict
         self._limit = limit
         self._life_seconds = life_seconds
-        self._answers: dict[str, tuple[float, str]] = {}
-        """From a token to when it ends and what is answered; in the order in which they end."""
+        self._answers: dict[str, _Answer] = {}
         self.asked = 0
         self.unknown = 0
 
@@ -45,27 +64,31 @@ class ChallengeBoard:
         return Mount(path=PATH, app=self)
 
     @contextmanager
-    def answering(self, token: str, answer: str) -> Iterator[None]:
-        """Answer a challenge from entry to exit."""
+    def answering(self, token: str, answer: str, *, workspace: str = "") -> Iterator[None]:
+        """Answer a challenge of a workspace from entry to exit."""
         if not _TOKEN.fullmatch(token):
             raise InvalidArgument("a challenge's token must be base64url text")
         self._expire()
         if len(self._answers) >= self._limit:
             raise ResourceExhausted(f"{len(self._answers)} challenges are open, the most there may be")
-        self._answers[token] = (self._clock.monotonic() + self._life_seconds, answer)
+        ends = self._clock.monotonic() + self._life_seconds
+        self._answers[token] = _Answer(ends=ends, text=answer, workspace=workspace)
         try:
             yield
         finally:
             self._answers.pop(token, None)
 
-    def find(self, token: str) -> str | None:
+    def find(self, token: str, *, workspace: str = "") -> str | None:
+        """`workspace` is whose agents were asked; empty if they did not say."""
         self._expire()
         found = self._answers.get(token)
-        return found[1] if found is not None else None
+        if found is None or ((workspace or self._strict) and workspace != found.workspace):
+            return None
+        return found.text
 
     def _expire(self) -> None:
         now = self._clock.monotonic()
-        for token in [token for token, (ends, _) in self._answers.items() if ends <= now]:
+        for token in [token for token, answer in self._answers.items() if answer.ends <= now]:
             del self._answers[token]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # ASGI's
@@ -74,7 +97,8 @@ class ChallengeBoard:
         self.asked += 1
         found = None
         if scope["method"] in ("GET", "HEAD") and scope["path"].startswith(f"{PATH}/"):
-            found = self.find(scope["path"][len(PATH) + 1 :])
+            asked = next((value for name, value in scope["headers"] if name == WORKSPACE_HEADER), b"")
+            found = self.find(scope["path"][len(PATH) + 1 :], workspace=asked.decode("latin-1"))
         if found is None:
             self.unknown += 1
         body = (found or "no such challenge\n").encode()

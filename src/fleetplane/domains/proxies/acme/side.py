@@ -40,6 +40,9 @@ class AcmeOptions:
     """By the zone's name: domains in them can be proved over DNS."""
     dns_servers: Sequence[Server] = ()
     """Asked whether a record is visible, instead of the zone's own."""
+    challenge_address: str = ""
+    """`host:port` where agents reach the challenge board. They are told it together with whose they
+    are; when empty, each agent has to be told by its own operator, and none says whose it is."""
     policy: RenewalPolicy = field(default_factory=RenewalPolicy)
 
 
@@ -62,7 +65,7 @@ class CertificateSide:
             for zone, one in options.zones.items()
         }
         known = DnsZones({**zones, **(providers or {})})
-        self.board = ChallengeBoard(clock)
+        self.board = ChallengeBoard(clock, strict=bool(options.challenge_address))
         self.offered = Offered(providers=(LETS_ENCRYPT, SELF_SIGNED), dns=known.covers)
         self.certificates = Certificates(store, clock, workspaces, vault, self.offered)
         issuers: dict[str, Issuer] = {
