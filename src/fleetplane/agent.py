@@ -295,6 +295,8 @@ async def run_proxy_agent(settings: ProxyAgentSettings) -> None:
         labels=settings.labels,
         deployment_mode=settings.deployment_mode.upper(),
     )
+    if hidden := _hidden_from_workers(paths.state):
+        log.warning("workers_cannot_reach_state", folder=str(hidden))
     with _alone_in(paths):
         agent = assemble(
             site=site, managed=settings.managed, token=settings.token, connect=server.channel,
@@ -320,6 +322,13 @@ def _all_addresses() -> tuple[str, ...]:
     except OSError:
         return (everywhere,)
     return (everywhere, "[::]")
+
+
+def _hidden_from_workers(state: Path) -> Path | None:
+    """The folder that keeps NGINX's workers, who are nobody under root, from their logs and scratch files."""
+    if os.geteuid() != 0:
+        return None
+    return next((folder for folder in state.parents if not folder.stat().st_mode & 0o001), None)
 
 
 @contextmanager

@@ -184,6 +184,7 @@ async def test_health_and_figures_are_reported(rig: Rig, server: ProxyServerDoub
         assert found["system_memory_total_bytes", ""] > 0
     report = server.health[-1]
     assert report.nginx.is_running
+    assert report.nginx.requests_per_second < 100
     assert report.nginx.pid > 0
     assert len(report.config_checksum) == 64
 
