@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import signal
 import socket
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from server_process import STOP_SECONDS, ServerProcess, running_server
 
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
@@ -86,6 +91,65 @@ def _becomes_true(address: str) -> bool:
         if lists(address):
             return True
     return False
+
+
+@contextlib.contextmanager
+def a_request_that_never_ends(server: ServerProcess) -> Iterator[None]:
+    """Held by a real client until the server is gone."""
+    done = threading.Event()
+
+    def requests() -> Iterator[bytes]:
+        done.wait(WAIT_SECONDS)
+        yield b""
+
+    with grpc.insecure_channel(server.socket) as channel:
+        method = "/nvidia.device.v1alpha1.ProviderService/RegisterGpu"
+        held: Any = channel.stream_unary(method)
+        call = held.future(requests())
+        active = f'fleetplane_rpc_active{{listener="device-api",method="{method}"}} 1.0'
+        deadline = time.monotonic() + WAIT_SECONDS
+        while active not in httpx.get(server.web + "/metrics").text:
+            assert time.monotonic() < deadline, "the call did not begin"
+        yield
+        done.set()
+        call.cancel()
+
+
+def test_two_signals_at_once_are_one_request_to_stop(tmp_path: Path) -> None:
+    with (
+        running_server(tmp_path, "--only", "gpus", "--set", "shutdown.grace_seconds=2") as server,
+        a_request_that_never_ends(server),
+    ):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            server.process.send_signal(number)
+        assert server.process.wait(STOP_SECONDS) == 0
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with (
+        running_server(tmp_path, "--only", "gpus", "--set", "shutdown.grace_seconds=60") as server,
+        a_request_that_never_ends(server),
+    ):
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(1.0)  # the time between two requests is what is tried
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(STOP_SECONDS) == 130
+
+
+def test_a_health_watch_is_told_and_ended_and_does_not_delay_the_end(tmp_path: Path) -> None:
+    with (
+        running_server(tmp_path, "--only", "gpus", "--set", "shutdown.grace_seconds=60") as server,
+        grpc.insecure_channel(server.socket) as channel,
+    ):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())  # type: ignore[attr-defined]
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        assert server.stop() == 0  # long before the grace is over
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        with pytest.raises(grpc.RpcError) as caught:
+            next(watch)
+    assert isinstance(caught.value, grpc.Call)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.details() == "the server is stopping"
 
 
 def test_a_server_that_cannot_write_any_more_ends_and_says_why(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
@@ -41,6 +42,8 @@ log = structlog.get_logger(__name__)
 
 LOCAL_PRINCIPAL = Principal(name="local", roles=frozenset({Role("local")}))
 """Whoever reached a socket that only this machine can reach."""
+INSISTING_SECONDS = 0.5
+"""Signals this close together are one request: `timeout`, a terminal and a supervisor may each pass it on."""
 ANONYMOUS_PRINCIPAL = Principal(name="anonymous", roles=frozenset())
 
 
@@ -113,11 +116,14 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
 def _stop_on_signals() -> asyncio.Event:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    asked_at = math.inf
 
     def handle(number: signal.Signals) -> None:
-        if stop.is_set():  # asked twice: whoever asks means it
+        nonlocal asked_at
+        if loop.time() - asked_at >= INSISTING_SECONDS:  # asked again: whoever asks means it
             log.warning("server.killed", signal=number.name)
             os._exit(130)
+        asked_at = min(asked_at, loop.time())
         stop.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):

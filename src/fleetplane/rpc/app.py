@@ -210,7 +210,13 @@ class GrpcApp:
         """Take no new calls, let running ones finish for so long, then end the rest."""
         house = self._house
         house.draining = True
-        if await self._wait_idle(grace_seconds):
+        last_word_seconds = min(grace_seconds, self._limits.last_word_seconds)
+        if await self._wait_idle(last_word_seconds):
+            return
+        for call in tuple(house.calls):
+            if call.endless:
+                call.end(Ending.STOPPING)
+        if await self._wait_idle(grace_seconds - last_word_seconds):
             return
         house.statistics.bounds[Bound.DRAIN_SECONDS] += len(house.calls)
         for call in tuple(house.calls):

@@ -260,6 +260,10 @@ class Call:
             self._cancelled_here = True
             self._task.cancel()
 
+    @property
+    def endless(self) -> bool:
+        return self._method.row.endless
+
     def is_by(self, principal: str) -> bool:
         """Whether this call was admitted for the principal of that name."""
         admitted = getattr(self._context, "principal", None)

@@ -32,7 +32,12 @@ def introspection_methods(listener: str) -> Iterator[MethodRow]:
     """The table's rows for health and reflection: anyone who reaches a listener may ask."""
     for method in _METHODS:
         yield MethodRow(
-            path=f"/{method}", listener=listener, authentication=Authentication.ANONYMOUS, permission=None
+            path=f"/{method}",
+            listener=listener,
+            authentication=Authentication.ANONYMOUS,
+            permission=None,
+            # Clients that balance by health keep a watch open for as long as they live.
+            endless=not method.endswith("/Check"),
         )
 
 

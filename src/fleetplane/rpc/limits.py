@@ -41,5 +41,7 @@ class RpcLimits:
     """The one message of a unary request must be here by then, whatever the deadline."""
     cleanup_seconds: float = 5.0
     """A cancelled handler may await in its `finally` blocks for this long before it is cancelled again."""
+    last_word_seconds: float = 0.1
+    """When the server stops, streams without an end of their own may still say so before they are ended."""
     retry_after_seconds: float = 0.25
     """What a caller turned away for lack of room is told to wait."""

@@ -50,6 +50,8 @@ class MethodRow:
     """Calls of this method running at once."""
     max_request_bytes: int | None = None
     """Overrides the listener's limit for one message."""
+    endless: bool = False
+    """A stream without an end of its own: ended as soon as the server stops, not awaited."""
 
     def __post_init__(self) -> None:
         service, slash, method = self.path.removeprefix("/").partition("/")
