@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from throwaway_ca import ThrowawayCa
 
-from fleetplane.domains.proxies.acme.authority import AuthorityOptions
+from fleetplane.domains.proxies.acme.orders import AuthorityOptions
 
 START_SECONDS = 15.0
 

@@ -14,7 +14,7 @@ from dns_doubles import ZoneFile, powerdns
 from pebble_lab import Pebble, free_port
 
 from fleetplane.domains.proxies.acme.account import Account, AccountVault
-from fleetplane.domains.proxies.acme.authority import AuthorityOptions
+from fleetplane.domains.proxies.acme.orders import AuthorityOptions
 from fleetplane.domains.proxies.acme.responder import ChallengeBoard
 from fleetplane.domains.proxies.acme.side import AcmeOptions, CertificateSide, ZoneOptions
 from fleetplane.domains.proxies.kinds import CertificateSpec, CertificateStatus

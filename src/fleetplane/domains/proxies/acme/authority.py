@@ -9,8 +9,6 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, cast
 
 import josepy
@@ -23,53 +21,13 @@ from josepy.jwa import ES256
 from josepy.jwk import JWKEC
 
 from fleetplane.domains.proxies.acme.errors import IssuanceFailed
+from fleetplane.domains.proxies.acme.orders import AccountUnknown, AuthorityOptions, Method, Proof
 
-LETS_ENCRYPT = "https://acme-v02.api.letsencrypt.org/directory"
-LETS_ENCRYPT_STAGING = "https://acme-staging-v02.api.letsencrypt.org/directory"
 REQUEST_SECONDS = 15
 NONCE_TRIES = 4
 """Each is two of the library's."""
 FETCH_SECONDS = 5.0
 """How long one call looks whether a certificate is ready; the library sleeps a second in between."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuthorityOptions:
-    directory_url: str = LETS_ENCRYPT
-    terms_agreed: bool = False
-    """Whether the operator has agreed to the authority's terms of service."""
-    contact_email: str = ""
-    ca_file: str = ""
-    """What vouches for the authority's own web server; the usual roots when empty."""
-    eab_key_id: str = ""
-    eab_hmac_key: str = ""
-    """External account binding, for authorities that want a customer's account."""
-    user_agent: str = "fleetplane"
-
-
-class Method(StrEnum):
-    HTTP = "http-01"
-    DNS = "dns-01"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """What the authority wants to find."""
-
-    method: Method
-    domain: str
-    token: str
-    """For HTTP: the last part of the path."""
-    record: str
-    """For DNS: the name of the TXT record."""
-    content: str
-    challenge: messages.ChallengeBody
-
-
-class AccountUnknown(IssuanceFailed):
-    """The authority does not know our account: it has lost it, or never had it."""
-
-    reason = "ACCOUNT_UNKNOWN"
 
 
 @contextmanager

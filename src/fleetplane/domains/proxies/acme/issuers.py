@@ -7,7 +7,7 @@ import datetime as dt
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 from cryptography import x509
@@ -16,20 +16,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fleetplane.domains.proxies.acme.account import Account, AccountVault, new_key
-from fleetplane.domains.proxies.acme.authority import (
-    AccountUnknown,
-    AuthorityOptions,
-    Conversation,
-    Method,
-    Proof,
-)
 from fleetplane.domains.proxies.acme.dns import DnsZones
 from fleetplane.domains.proxies.acme.errors import IssuanceFailed
+from fleetplane.domains.proxies.acme.orders import AccountUnknown, AuthorityOptions, Method, Proof
 from fleetplane.domains.proxies.acme.propagation import Propagation
 from fleetplane.domains.proxies.acme.responder import ChallengeBoard
 from fleetplane.domains.proxies.acme.workers import Workers
 from fleetplane.domains.proxies.certificates import Material, material
 from fleetplane.kernel.clock import Clock
+
+if TYPE_CHECKING:
+    from fleetplane.domains.proxies.acme.authority import Conversation
 
 log = structlog.get_logger(__name__)
 
@@ -117,7 +114,7 @@ class AcmeIssuer:
     @asynccontextmanager
     async def _conversation(self) -> AsyncIterator[Conversation]:
         account = await self._account()
-        talk = Conversation(self._options, account.key_pem, account.uri)
+        talk = await self._workers.run(_begin, self._options, account)
         try:
             yield talk
         finally:
@@ -134,7 +131,7 @@ class AcmeIssuer:
 
     async def _register(self, account: Account) -> Account:
         url = self._options.directory_url
-        talk = Conversation(self._options, account.key_pem)
+        talk = await self._workers.run(_begin, self._options, account)
         try:
             uri = await self._workers.run(talk.register)
         finally:
@@ -202,6 +199,13 @@ class AcmeIssuer:
             if self._clock.monotonic() >= deadline:
                 raise IssuanceFailed(f"the authority has issued nothing within {FINISH_SECONDS:g} seconds")
         return found
+
+
+def _begin(options: AuthorityOptions, account: Account) -> Conversation:
+    """In a thread: the first time, this loads the libraries."""
+    from fleetplane.domains.proxies.acme.authority import Conversation
+
+    return Conversation(options, account.key_pem, account.uri)
 
 
 def _ns(moment: dt.datetime) -> int:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleetplane.domains.proxies.acme.account import AccountVault
-from fleetplane.domains.proxies.acme.authority import AuthorityOptions
 from fleetplane.domains.proxies.acme.controller import CertificateController
 from fleetplane.domains.proxies.acme.dns import DnsProvider, DnsZones
 from fleetplane.domains.proxies.acme.issuers import AcmeIssuer, Issuer, SelfSigned
 from fleetplane.domains.proxies.acme.lexicon_dns import LexiconDns
+from fleetplane.domains.proxies.acme.orders import AuthorityOptions
 from fleetplane.domains.proxies.acme.propagation import Propagation, Server
 from fleetplane.domains.proxies.acme.renewal import RenewalPolicy
 from fleetplane.domains.proxies.acme.responder import ChallengeBoard
