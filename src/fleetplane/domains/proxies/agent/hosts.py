@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from fleetplane.domains.proxies.agent import upstreams
 from fleetplane.domains.proxies.agent.blocks import Directive, Node, block, custom, directive
+from fleetplane.domains.proxies.agent.context import Context
 from fleetplane.domains.proxies.agent.quoting import Unrenderable, literal
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
-
-if TYPE_CHECKING:
-    from fleetplane.domains.proxies.agent.rendering import Context
 
 CHALLENGE_PATH: Final = "/.well-known/acme-challenge/"
 PLAIN_PORT: Final = 80

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from fleetplane.domains.proxies.agent.checksum import checksum
-from fleetplane.domains.proxies.agent.rendering import Note, Rendered
+from fleetplane.domains.proxies.agent.rendering import Rendered
 from fleetplane.domains.proxies.agent.site import Paths
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.durable import link_durably, sync_folder, write_synced
@@ -167,7 +167,3 @@ def _digest(files: Iterable[tuple[str, bytes]]) -> str:
         whole.update(f"{name}\0{len(content)}\0".encode())
         whole.update(content)
     return whole.hexdigest()
-
-
-def notes_of(release: Release) -> list[Note]:
-    return [Note(id=identity, message=message) for identity, message in release.manifest.notes.items()]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from fleetplane.domains.proxies.agent import hosts, upstreams
 from fleetplane.domains.proxies.agent.blocks import Directive, Node, block, custom, directive, emit
+from fleetplane.domains.proxies.agent.context import Context, Note
 from fleetplane.domains.proxies.agent.quoting import Unrenderable
 from fleetplane.domains.proxies.agent.site import Site
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
@@ -41,7 +42,7 @@ _EVENTS: Final = frozenset({
     "worker_connections", "multi_accept", "use", "accept_mutex", "accept_mutex_delay", "worker_aio_requests",
 })  # fmt: skip
 
-_LOG_FIELDS: Final = {
+LOG_FIELDS: Final = {
     "time": "$msec", "remote_addr": "$remote_addr", "method": "$request_method", "uri": "$request_uri",
     "protocol": "$server_protocol", "host": "$host", "status": "$status",
     "body_bytes_sent": "$body_bytes_sent", "bytes_sent": "$bytes_sent", "request_length": "$request_length",
@@ -59,32 +60,10 @@ class File:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """Something that was asked for and left out."""
-
-    id: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
     files: Mapping[str, File]
     """By path inside the release."""
     notes: tuple[Note, ...] = ()
-
-
-@dataclass(slots=True)
-class Context:
-    """What the parts of one rendering share."""
-
-    site: Site
-    update: pb.ConfigUpdate
-    acme_responder: str
-    acme_workspace: str
-    notes: dict[str, Note] = field(default_factory=dict)
-
-    def note(self, identity: str, message: str) -> None:
-        self.notes[identity] = Note(id=identity, message=message)
 
 
 def render(
@@ -174,7 +153,7 @@ def _http(context: Context, settings: list[Directive], release: str) -> Iterator
         yield directive(f"{kind}_temp_path", str(paths.temporary / kind))
     if site.mime_types is not None:
         yield directive("include", str(site.mime_types))
-    pairs = ",".join(f'"{name}":"{value}"' for name, value in _LOG_FIELDS.items())
+    pairs = ",".join(f'"{name}":"{value}"' for name, value in LOG_FIELDS.items())
     yield directive("log_format", "fleetplane", "escape=json", f"{{{pairs}}}")
     yield directive("access_log", str(paths.access_log), "fleetplane")
     defaults = {
