@@ -24,6 +24,7 @@ FIGURES = (
     "instances_pass",
     "instances_agents",
     "proxies_rollout",
+    "proxies_nginx",
 )
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 
