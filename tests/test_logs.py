@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
+import json
 import logging
+import os
 from collections.abc import Iterator
+from typing import TextIO
 
 import pytest
 import structlog
@@ -59,3 +63,30 @@ def test_a_log_that_cannot_be_written_does_not_stop_who_writes_it(log_format: st
     closed.close()
     logs.Unfailing(closed).write("x")
     logs.Unfailing(closed).flush()
+
+
+@pytest.mark.parametrize("length", [100, 10_000])
+def test_a_reader_that_stopped_reading_holds_up_nobody_and_learns_what_it_missed(length: int) -> None:
+    read, write = os.pipe()
+    with os.fdopen(read, "r") as reader, os.fdopen(write, "w") as writer:
+        stream = logs.Unfailing(writer)
+        for _ in range(2000):  # more than any pipe holds; each would wait for ever
+            stream.write("x" * length + "\n")
+        os.set_blocking(read, False)
+        before = _all_of(reader)
+        stream.write("after\n")
+        *lines, told, after = (before + _all_of(reader)).splitlines()
+        taken = len(lines)
+
+    assert 0 < taken < 2000
+    assert json.loads(told)["event"] == "log.lines_lost"
+    assert 2000 - taken - 1 <= json.loads(told)["lines"] <= 2000
+    assert after == "after"
+
+
+def _all_of(reader: TextIO) -> str:
+    text = ""
+    with contextlib.suppress(BlockingIOError):
+        while piece := os.read(reader.fileno(), 65536).decode():
+            text += piece
+    return text

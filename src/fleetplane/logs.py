@@ -3,34 +3,63 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import select
 import sys
 from typing import TextIO, cast
 
 import structlog
 
+PIECE_CHARACTERS = 1024
+"""At most 4,096 bytes: what a pipe that has room takes whole, so that writing it never waits."""
+
 
 class Unfailing:
-    """A stream that drops what it cannot write.
+    """A stream that drops what it cannot write, now or at all.
 
-    A full disk or a reader that went away must not stop the server that would have told of it: an
-    exception out of a log call ends calls, controllers and, through them, the process.
+    A full disk, a reader that went away or one that stopped reading must not stop the server that
+    would have told of it: an exception out of a log call ends calls, controllers and, through them,
+    the process; a log call that waits holds up everyone.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._room: select.poll | None = None
+        self._lost = 0
+        self._torn = ""
+        """What ends a line of which only the beginning was written."""
+        with contextlib.suppress(OSError, ValueError):  # not every stream is a file
+            descriptor = stream.fileno()
+            self._room = select.poll()
+            self._room.register(descriptor, select.POLLOUT)
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
-            self._stream.write(text)
+        if self._lost and self._has_room():
+            lost = {"event": "log.lines_lost", "level": "warning", "lines": self._lost}
+            self._put(self._torn + json.dumps(lost) + "\n")
+            self._lost, self._torn = 0, ""
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            if not self._has_room():
+                self._lost += 1
+                self._torn = "\n" if start else self._torn
+                break
+            self._put(text[start : start + PIECE_CHARACTERS])
         return len(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
+        """Nothing to do: every piece has been flushed, while there was room for it."""
 
     def isatty(self) -> bool:
         return self._stream.isatty()
+
+    def _has_room(self) -> bool:
+        return self._room is None or bool(self._room.poll(0))
+
+    def _put(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
+            self._stream.write(text)
+            self._stream.flush()
 
 
 def configure(*, level: str, log_format: str, stream: TextIO = sys.stderr) -> None:
