@@ -10,11 +10,15 @@ import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fleetplane import __version__
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
 from fleetplane.kernel.objects import LocalObjects, Objects
-from fleetplane.settings import Settings
+from fleetplane.settings import ProxySettings, Settings
+
+if TYPE_CHECKING:
+    from fleetplane.domains.proxies.acme.side import AcmeOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +112,27 @@ async def _proxies(settings: Settings, kernel: Kernel) -> Domain:
         requests_per_minute=wanted.requests_per_minute,
     )
     policy = AgentPolicy(heartbeat_seconds=wanted.heartbeat_seconds)
-    return await ProxyDomain.create(kernel, options, policy=policy, event_origins=wanted.event_origins)
+    return await ProxyDomain.create(
+        kernel, options, policy=policy, event_origins=wanted.event_origins, acme=_acme(wanted)
+    )
+
+
+def _acme(wanted: ProxySettings) -> AcmeOptions:
+    from fleetplane.domains.proxies.acme.orders import AuthorityOptions
+    from fleetplane.domains.proxies.acme.side import AcmeOptions
+    from fleetplane.domains.proxies.acme.zone_file import read_zones
+
+    authority = AuthorityOptions(
+        directory_url=wanted.acme_directory,
+        terms_agreed=wanted.acme_terms_agreed,
+        contact_email=wanted.acme_email,
+        ca_file=wanted.acme_ca_file,
+        eab_key_id=wanted.acme_eab_key_id,
+        eab_hmac_key=wanted.acme_eab_hmac_key,
+        user_agent=f"fleetplane/{__version__}",
+    )
+    zones = read_zones(Path(wanted.dns_zones_file)) if wanted.dns_zones_file else {}
+    return AcmeOptions(authority=authority, zones=zones, challenge_address=wanted.challenge_address)
 
 
 OFFERS: Mapping[str, Offer] = {

@@ -212,6 +212,21 @@ class ProxySettings(Section, frozen=True):
     """How often agents report; after three missed reports they are offline."""
     event_origins: tuple[str, ...] = ()
     """Web pages, beside our own, that may listen to events, such as `https://ui.example.com`."""
+    acme_directory: str = "https://acme-v02.api.letsencrypt.org/directory"
+    """The certificate authority; Let's Encrypt unless told otherwise."""
+    acme_terms_agreed: bool = False
+    """Whether you have agreed to its terms of service; nothing is ordered before."""
+    acme_email: str = ""
+    """Where the authority may write to."""
+    acme_ca_file: str = ""
+    """What vouches for the authority's own web server; the usual roots when empty."""
+    acme_eab_key_id: str = ""
+    acme_eab_hmac_key: str = ""
+    """External account binding, for authorities that want a customer's account."""
+    challenge_address: str = ""
+    """`host:port` where agents reach this server with challenges; empty: their own operators tell them."""
+    dns_zones_file: str = ""
+    """Which DNS provider has which zone, with its credentials, for wildcards."""
 
     def __post_init__(self) -> None:
         _at_least("proxies.requests_per_minute", self.requests_per_minute, 1)

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from fleetplane.domains.blueprint import Blueprint, Kernel, Service
 from fleetplane.domains.proxies import agent_side, event_app
 from fleetplane.domains.proxies.access import grants
+from fleetplane.domains.proxies.acme.side import AcmeOptions, CertificateSide
 from fleetplane.domains.proxies.agent_side import AgentSide
 from fleetplane.domains.proxies.controller import AgentPolicy
 from fleetplane.domains.proxies.event_app import EventsApp
@@ -39,9 +40,17 @@ class ProxyDomain:
     """See `create`; the constructor takes what has been built."""
 
     def __init__(
-        self, kernel: Kernel, *, rest: RestSide, agents: AgentSide, feed: EventFeed, events: EventsApp
+        self,
+        kernel: Kernel,
+        *,
+        rest: RestSide,
+        agents: AgentSide,
+        certificates: CertificateSide,
+        feed: EventFeed,
+        events: EventsApp,
     ) -> None:
         self._rest = rest
+        self._certificates = certificates
         self._ca_pem = kernel.authority.certificate_pem
         self._agents = agents
         self._feed = feed
@@ -65,21 +74,28 @@ class ProxyDomain:
         *,
         policy: AgentPolicy | None = None,
         event_origins: Collection[str] = (),
+        acme: AcmeOptions | None = None,
     ) -> ProxyDomain:
         store, clock = kernel.store, kernel.clock
         vault = Vault(store, kernel.master)
         workspaces = Workspaces(store, vault)
-        agents = AgentSide(store, clock, workspaces=workspaces, vault=vault, policy=policy)
+        acme = acme or AcmeOptions()
+        agents = AgentSide(
+            store, clock, workspaces=workspaces, vault=vault, policy=policy,
+            challenge_address=acme.challenge_address,
+        )  # fmt: skip
+        certificates = CertificateSide(store, clock, kernel.master, acme, workspaces=workspaces, vault=vault)
         rest = await RestSide.create(
             kernel, options, workspaces=workspaces, vault=vault,
             presence=agents.presences, commander=agents.commander, records=NobodyThere(),
+            offered=certificates.offered,
         )  # fmt: skip
         feed = EventFeed(store)
         events = EventsApp(
             feed, access=rest.access, authenticate=rest.gatekeeper.of_token, clock=clock,
             origins=event_origins,
         )  # fmt: skip
-        return cls(kernel, rest=rest, agents=agents, feed=feed, events=events)
+        return cls(kernel, rest=rest, agents=agents, certificates=certificates, feed=feed, events=events)
 
     @property
     def routes(self) -> Sequence[Mount]:
@@ -88,6 +104,7 @@ class ProxyDomain:
         )
         return (
             *self._rest.routes,
+            *self._certificates.mounts,
             Mount(path=event_app.PATH, app=self._events, summary="events, over WebSocket"),
             Mount(path=CA_PATH, app=authority, summary="the certificate by which agents know this server"),
         )
@@ -108,6 +125,7 @@ class ProxyDomain:
             tasks.create_task(self._rest.run(), name="proxies/rest")
             tasks.create_task(self._agents.run(), name="proxies/agents")
             tasks.create_task(self._feed.run(), name="proxies/events")
+            tasks.create_task(self._certificates.run(), name="proxies/certificates")
 
     def drain(self) -> None:
         self._agents.drain()

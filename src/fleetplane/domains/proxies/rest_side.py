@@ -20,7 +20,7 @@ from fleetplane.domains.proxies.accounts import ADMIN_EMAIL, Accounts
 from fleetplane.domains.proxies.agents import Agents
 from fleetplane.domains.proxies.audit_trail import AuditTrail
 from fleetplane.domains.proxies.callers import Gatekeeper
-from fleetplane.domains.proxies.certificates import Certificates
+from fleetplane.domains.proxies.certificates import Certificates, Offered
 from fleetplane.domains.proxies.hosts import Hosts
 from fleetplane.domains.proxies.members import ApiTokens, Members
 from fleetplane.domains.proxies.passwords import Passwords
@@ -96,6 +96,7 @@ class RestSide:
         presence: Presence,
         commander: Commander,
         records: Records,
+        offered: Offered,
     ) -> None:
         store, clock = kernel.store, kernel.clock
         self._clock = clock
@@ -108,7 +109,7 @@ class RestSide:
         api_tokens = ApiTokens(store, clock, tokens, workspaces)
         agents = Agents(store, clock, workspaces, presence)
         hosts = Hosts(store, clock, workspaces)
-        self.certificates = Certificates(store, clock, workspaces, vault)
+        self.certificates = Certificates(store, clock, workspaces, vault, offered)
         """For whoever issues certificates."""
         rewriting = Rewriting(store, clock, workspaces)
         self.gatekeeper = Gatekeeper(access, self._accounts, sessions, api_tokens)
@@ -142,6 +143,7 @@ class RestSide:
         presence: Presence,
         commander: Commander,
         records: Records,
+        offered: Offered | None = None,
     ) -> RestSide:
         """With its keys and tokens, which are made or loaded."""
         sessions = await Sessions.load_or_create(kernel.store, kernel.master, kernel.clock)
@@ -149,7 +151,7 @@ class RestSide:
         await tokens.load()
         return cls(
             kernel, options, workspaces=workspaces, vault=vault, sessions=sessions, tokens=tokens,
-            presence=presence, commander=commander, records=records,
+            presence=presence, commander=commander, records=records, offered=offered or Offered(),
         )  # fmt: skip
 
     def _email_of(self, user: str) -> str | None:

@@ -178,7 +178,8 @@ class CertificateController:
         except NotFound:
             log.info("certificates.deleted_meanwhile", **about)
         except FleetplaneError as error:
-            await self._fail(certificate, error.message)
+            advice = f" ({error.advice})" if error.advice else ""
+            await self._fail(certificate, error.message + advice)
         except Exception as error:  # a defect, which the reconciler reports; the status has to know too
             await self._fail(certificate, f"{type(error).__name__}: {error}")
             raise

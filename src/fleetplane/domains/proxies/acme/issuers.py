@@ -175,7 +175,8 @@ class AcmeIssuer:
         provider = self._zones.provider(proof.domain)
         if provider is None:
             raise IssuanceFailed(
-                f"no DNS provider is set up for {proof.domain}", hint="add its zone to proxies.dns"
+                f"no DNS provider is set up for {proof.domain}",
+                hint="add its zone to the file of proxies.dns_zones_file",
             )
         try:
             await provider.present(proof.record, proof.content)
