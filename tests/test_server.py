@@ -307,6 +307,7 @@ def test_a_taken_port_is_told_in_one_line(tmp_path: Path) -> None:
     [
         (["--set", "gpus.lease=3"], "did you mean 'gpus.lease_seconds'", 2),
         (["--only", "gpu"], "only: 'gpu' is not one of gpus, instances", 2),
+        (["--only", " ,"], "--only: names no domain", 2),
         (["--config", "absent.toml"], "absent.toml", 2),
         (["--set", "listeners.device-api.addresses=0.0.0.0:0"], "in plain text", 2),
         (["--set", "listeners.device-api.addresses=nonsense"], "nonsense", 2),

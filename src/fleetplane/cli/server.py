@@ -46,6 +46,8 @@ def server(
     from fleetplane import logs, settings
     from fleetplane.server import serve
 
+    if only is not None and not only.strip(", "):  # an empty variable must not mean everything
+        raise click.BadParameter("names no domain", param_hint="--only")
     named = {
         "data_dir": data_dir,
         "only": only,
