@@ -63,7 +63,7 @@ async def _instances(settings: Settings, kernel: Kernel) -> Domain:
     )
     options = InstanceOptions(
         shard=wanted.shard,
-        state_directory=Path(settings.data_dir).absolute() / "instances",
+        state_directory=settings.state_directory / "instances",
         environment=settings.inherited,
         provider=wanted.provider,
         drain_on_scale_down=wanted.drain_on_scale_down,
@@ -132,7 +132,12 @@ def _acme(wanted: ProxySettings) -> AcmeOptions:
         user_agent=f"fleetplane/{__version__}",
     )
     zones = read_zones(Path(wanted.dns_zones_file)) if wanted.dns_zones_file else {}
-    return AcmeOptions(authority=authority, zones=zones, challenge_address=wanted.challenge_address)
+    return AcmeOptions(
+        authority=authority,
+        zones=zones,
+        challenge_listen=wanted.challenge_listen,
+        challenge_address=wanted.challenge_address,
+    )
 
 
 OFFERS: Mapping[str, Offer] = {

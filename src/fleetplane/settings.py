@@ -223,6 +223,8 @@ class ProxySettings(Section, frozen=True):
     acme_eab_key_id: str = ""
     acme_eab_hmac_key: str = ""
     """External account binding, for authorities that want a customer's account."""
+    challenge_listen: tuple[str, ...] = ()
+    """Addresses that answer challenges in plain HTTP, and nothing else; the web listener does it too."""
     challenge_address: str = ""
     """`host:port` where agents reach this server with challenges; empty: their own operators tell them."""
     dns_zones_file: str = ""
@@ -263,6 +265,11 @@ class Settings(Section, frozen=True):
             _one_of("only", name, DOMAINS)
         if not self.data_dir:
             raise SettingsError("data_dir: must not be empty")
+
+    @property
+    def state_directory(self) -> Path:
+        """The data directory, wherever the process may go."""
+        return Path(self.data_dir).absolute()
 
     @property
     def inherited(self) -> Mapping[str, str]:

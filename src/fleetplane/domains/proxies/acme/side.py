@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
 from fleetplane.domains.proxies.acme.account import AccountVault
@@ -22,7 +23,12 @@ from fleetplane.domains.proxies.workspaces import Workspaces
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.store import Store
+from fleetplane.rpc import ListenerSpec, open_listener
 from fleetplane.web.ops import Mount
+
+LISTENER = "challenges"
+GRACE_SECONDS = 1.0
+"""An answer takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +46,8 @@ class AcmeOptions:
     """By the zone's name: domains in them can be proved over DNS."""
     dns_servers: Sequence[Server] = ()
     """Asked whether a record is visible, instead of the zone's own."""
+    challenge_listen: Sequence[str] = ()
+    """Addresses of a listener that answers challenges and nothing else, in plain HTTP as agents ask."""
     challenge_address: str = ""
     """`host:port` where agents reach the challenge board. They are told it together with whose they
     are; when empty, each agent has to be told by its own operator, and none says whose it is."""
@@ -65,6 +73,7 @@ class CertificateSide:
             for zone, one in options.zones.items()
         }
         known = DnsZones({**zones, **(providers or {})})
+        self._listen = tuple(options.challenge_listen)
         self.board = ChallengeBoard(clock, strict=bool(options.challenge_address))
         self.offered = Offered(providers=(LETS_ENCRYPT, SELF_SIGNED), dns=known.covers)
         self.certificates = Certificates(store, clock, workspaces, vault, self.offered)
@@ -95,4 +104,9 @@ class CertificateSide:
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self.controller.run()
+        async with AsyncExitStack() as stack:
+            if self._listen:
+                # Plain text is no risk here: what is answered is meant for everyone to read.
+                spec = ListenerSpec(name=LISTENER, addresses=self._listen, app=self.board, http1=True)
+                await stack.enter_async_context(open_listener(spec, grace_seconds=GRACE_SECONDS))
+            await self.controller.run()
