@@ -175,7 +175,11 @@ async def test_a_token_authenticates_its_principal_also_after_a_restart(store: S
 
     for known in (tokens, reloaded):
         principal = known.authenticate(token)
-        assert (principal.name, principal.roles, principal.scope) == ("token/ci", {"reader"}, "org/acme")
+        assert (principal.name, principal.roles, principal.scope) == (
+            "token/ci",
+            frozenset({Role("reader")}),
+            "org/acme",
+        )
 
 
 async def test_an_unknown_or_revoked_token_is_refused(store: Store) -> None:

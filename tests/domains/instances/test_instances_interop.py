@@ -34,9 +34,10 @@ def agent_of(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "nonce.jwt").write_text(request.nonce)
     (folder / "ca.crt").write_text(request.ca_certificate)
+    pace = {"report_interval": 0.2, "files_pause": 0.1, "reports_pause": 0.1, **changes}
     return OriginalAgent(
         folder, request.registration_address, request.agent_address, instance_id=request.instance_id,
-        generation=generation, **{"report_interval": 0.2, "files_pause": 0.1, "reports_pause": 0.1, **changes},
+        generation=generation, **pace,
     )  # fmt: skip
 
 

@@ -181,9 +181,13 @@ class Groups:
     ) -> GroupView:
         """The group as one instance made in it for a caller, with what the caller chose."""
         group = on_demand(
-            self.required(), view.group, template=template, instance_type=instance_type, subnet_pool=subnet_pool,
+            self.required(),
+            view.group,
+            template=template,
+            instance_type=instance_type,
+            subnet_pool=subnet_pool,
             vars=variables,
-        )  # fmt: skip
+        )
         return GroupView(group=group, runtime_hash=runtime_hash(group), infra_hash=infra_hash(group))
 
     def unresolved(self, tenant: str, key: str) -> str:
