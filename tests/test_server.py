@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -35,7 +36,8 @@ SERVICES = {
 def register(server: ServerProcess, name: str) -> int:
     with grpc.insecure_channel(server.socket) as channel:
         stub = provider_pb2_grpc.ProviderServiceStub(channel)
-        return stub.RegisterGpu(provider_pb2.RegisterGpuRequest(name=name)).resource_version
+        version: int = stub.RegisterGpu(provider_pb2.RegisterGpuRequest(name=name)).resource_version
+        return version
 
 
 def names(server: ServerProcess) -> list[str]:
@@ -205,7 +207,7 @@ def test_metrics_are_told_whatever_the_scraper_asks_for(tmp_path: Path, accepted
 
 def test_health_is_told_for_every_service_on_the_grpc_listener(tmp_path: Path) -> None:
     with running_server(tmp_path) as server, grpc.insecure_channel(server.socket) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         for service in ("", *SERVICES):
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING

@@ -47,21 +47,27 @@ class DeviceApi:
     first: Any
 
     async def register(self, name: str, **fields: Any) -> provider_pb2.RegisterGpuResponse:
-        return await self.provider.RegisterGpu(provider_pb2.RegisterGpuRequest(name=name, **fields))
+        answer: provider_pb2.RegisterGpuResponse = await self.provider.RegisterGpu(
+            provider_pb2.RegisterGpuRequest(name=name, **fields)
+        )
+        return answer
 
     async def set_condition(
         self, name: str, kind: str, status: str, *, provider: str = "", **fields: Any
     ) -> provider_pb2.UpdateGpuConditionResponse:
         condition = gpu_pb2.Condition(type=kind, status=status, **fields)
-        return await self.provider.UpdateGpuCondition(
+        answer: provider_pb2.UpdateGpuConditionResponse = await self.provider.UpdateGpuCondition(
             provider_pb2.UpdateGpuConditionRequest(name=name, condition=condition, provider_id=provider)
         )
+        return answer
 
     async def get(self, name: str) -> gpu_pb2.Gpu:
-        return (await self.consumer.GetGpu(gpu_pb2.GetGpuRequest(name=name))).gpu
+        answer: gpu_pb2.GetGpuResponse = await self.consumer.GetGpu(gpu_pb2.GetGpuRequest(name=name))
+        return answer.gpu
 
     async def list(self) -> gpu_pb2.GpuList:
-        return (await self.consumer.ListGpus(gpu_pb2.ListGpusRequest())).gpu_list
+        answer: gpu_pb2.ListGpusResponse = await self.consumer.ListGpus(gpu_pb2.ListGpusRequest())
+        return answer.gpu_list
 
     def watch(self, after: str = "") -> Any:
         return self.consumer.WatchGpus(
@@ -70,7 +76,8 @@ class DeviceApi:
 
     async def heartbeat(self, provider: str, names: Iterable[str] = ()) -> bool:
         request = provider_pb2.HeartbeatRequest(provider_id=provider, gpu_names=names)
-        return (await self.provider.Heartbeat(request)).acknowledged
+        answer: provider_pb2.HeartbeatResponse = await self.provider.Heartbeat(request)
+        return answer.acknowledged
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from device_api import DeviceApi, device_api, take
+from domains.gpus.device_api import DeviceApi, device_api, take
 
 from fleetplane.domains.gpus.kinds import GPU
 from fleetplane.domains.gpus.registry import Gpus

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from device_api import DeviceApi, device_api, take, told
+from domains.gpus.device_api import DeviceApi, device_api, take, told
 
 from fleetplane.domains.gpus.rules import GpuPolicy, TransitionTimes
 from fleetplane.domains.gpus.wire import Dialect
@@ -394,13 +394,13 @@ async def test_a_cancelled_watch_leaves_nothing_behind(api: DeviceApi) -> None:
 async def test_a_caller_may_ask_for_the_name_dialect(api: DeviceApi) -> None:
     await api.register("gpu-1", spec=gpu_pb2.GpuSpec(uuid="GPU-1"))
     path = "/nvidia.device.v1alpha1.GpuService/"
-    get = api.channel.unary_unary(
+    get: Any = api.channel.unary_unary(
         path + "GetGpu", response_deserializer=named_pb2.NamedGetGpuResponse.FromString
     )
-    listing = api.channel.unary_unary(
+    listing: Any = api.channel.unary_unary(
         path + "ListGpus", response_deserializer=named_pb2.NamedListGpusResponse.FromString
     )
-    watch = api.channel.unary_stream(
+    watch: Any = api.channel.unary_stream(
         path + "WatchGpus", response_deserializer=named_pb2.NamedWatchGpusResponse.FromString
     )
     expected = named_pb2.NamedGpu(name="gpu-1", spec=gpu_pb2.GpuSpec(uuid="GPU-1"), resource_version=1)
@@ -414,10 +414,10 @@ async def test_a_caller_may_ask_for_the_name_dialect(api: DeviceApi) -> None:
 
 async def test_a_listener_may_speak_the_original_to_the_byte(tmp_path: Path) -> None:
     async with device_api(tmp_path, dialect=Dialect.META) as api:
-        listing = api.channel.unary_unary("/nvidia.device.v1alpha1.GpuService/ListGpus")
+        listing: Any = api.channel.unary_unary("/nvidia.device.v1alpha1.GpuService/ListGpus")
         assert await listing(b"") == bytes.fromhex("0a00")
         await api.register("gpu-a")
-        get = api.channel.unary_unary("/nvidia.device.v1alpha1.GpuService/GetGpu")
+        get: Any = api.channel.unary_unary("/nvidia.device.v1alpha1.GpuService/GetGpu")
         assert await get(gpu_pb2.GetGpuRequest(name="gpu-a").SerializeToString()) == bytes.fromhex(
             "0a0b0a070a056770752d612001"
         )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from google.protobuf import json_format
 from hypothesis import given
@@ -140,7 +142,7 @@ def test_what_a_provider_reports_is_what_a_consumer_reads(
         (Dialect.SUPERSET, gpu_pb2.Gpu), (Dialect.META, gpu_pb2.Gpu), (Dialect.NAME, named_pb2.NamedGpu),
         (Dialect.FIRST, first_pb2.Gpu),
     ):  # fmt: skip
-        read = kind.FromString(wire.encode_gpu(stored, dialect))
+        read: Any = kind.FromString(wire.encode_gpu(stored, dialect))
         assert read.status.SerializeToString() == status.SerializeToString()
         assert name == (read.metadata.name if dialect is Dialect.META else read.name)
 
