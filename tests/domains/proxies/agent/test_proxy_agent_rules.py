@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 
+from fleetplane.domains.proxies.agent import confirmation
 from fleetplane.domains.proxies.agent.alerts import Figures, expiring
-from fleetplane.domains.proxies.agent.confirmation import Confirmed, Look, Refused, Trial, Worker
-from fleetplane.domains.proxies.agent.foreign import foreign_fault, names_pid
+from fleetplane.domains.proxies.agent.confirmation import Confirmed, Look, Trial, Worker
+from fleetplane.domains.proxies.agent.foreign import foreign_fault, names_pid, with_scratch
 from fleetplane.domains.proxies.agent.health import Verdicts, probes
 from fleetplane.domains.proxies.agent.journal import TABLE, Event, Journal, Phase, State, Status
+from fleetplane.domains.proxies.agent.link import LinkLost, Refused, Superseded, translated
 from fleetplane.domains.proxies.agent.outbox import Outbox
 from fleetplane.domains.proxies.agent.stub_status import StubStatus, parse_stub_status
 from fleetplane.domains.proxies.agent.updates import Updates
@@ -93,7 +98,7 @@ def test_going_back_is_not_confirmed_by_workers_that_never_left() -> None:
     back = Trial(release="1-1", before=OLD, master=MASTER, started=0.0, limit_seconds=3.0)
     for tenths in range(30):
         assert back.observe(look(tenths / 10, answer="1-1", workers=OLD)) is None
-    assert isinstance(back.observe(look(3.1, answer="1-1", workers=OLD)), Refused)
+    assert isinstance(back.observe(look(3.1, answer="1-1", workers=OLD)), confirmation.Refused)
 
 
 def test_a_port_that_cannot_be_bound_is_final_only_when_nginx_gives_up() -> None:
@@ -101,7 +106,7 @@ def test_a_port_that_cannot_be_bound_is_final_only_when_nginx_gives_up() -> None
     failed = line("bind() to 0.0.0.0:80 failed (98: Address already in use)")
     assert watching.observe(look(0.1, answer="1-1", workers=OLD, log=failed)) is None
     verdict = watching.observe(look(2.5, answer="1-1", workers=OLD, log=line("still could not bind()")))
-    assert verdict == Refused(
+    assert verdict == confirmation.Refused(
         "[emerg] bind() to 0.0.0.0:80 failed (98: Address already in use); [emerg] still could not bind()"
     )
 
@@ -118,12 +123,12 @@ def test_a_port_that_cannot_be_bound_is_final_only_when_nginx_gives_up() -> None
     ],
 )
 def test_what_in_the_log_ends_a_trial(words: str, fatal: bool) -> None:
-    assert isinstance(trial().observe(look(0.0, log=words)), Refused) is fatal
+    assert isinstance(trial().observe(look(0.0, log=words)), confirmation.Refused) is fatal
 
 
 def test_an_nginx_that_died_confirms_nothing() -> None:
     gone = Look(now=0.0, answer=None, workers=frozenset(), running=False)
-    assert trial().observe(gone) == Refused("NGINX is gone")
+    assert trial().observe(gone) == confirmation.Refused("NGINX is gone")
 
 
 # Health of upstream servers.
@@ -284,6 +289,26 @@ def test_nginxs_own_figures_are_read() -> None:
 )
 def test_a_foreign_configuration_that_could_do_harm_is_not_even_tested(content: str) -> None:
     assert foreign_fault(content)
+
+
+def test_a_foreign_configuration_opens_nothing_of_the_machines_by_default() -> None:
+    content = "events {}\nhttp {\n  proxy_temp_path mine; server { }\n}"
+    made = with_scratch(content, Path("/t"))
+    assert made.splitlines()[0] == "events {}"
+    assert len(made.splitlines()) == len(content.splitlines())
+    assert "client_body_temp_path /t/client_body;" in made
+    assert "access_log off;" in made
+    assert made.count("proxy_temp_path") == 1
+    assert with_scratch("events {}", Path("/t")) == "events {}"
+
+
+def test_an_agent_whose_stream_was_taken_over_does_not_hurry() -> None:
+    def ended(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+        return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), "so")
+
+    assert isinstance(translated(ended(grpc.StatusCode.ABORTED)), Superseded)
+    assert isinstance(translated(ended(grpc.StatusCode.UNAUTHENTICATED)), Refused)
+    assert type(translated(ended(grpc.StatusCode.UNAVAILABLE))) is LinkLost
 
 
 def test_a_harmless_foreign_configuration_is_tested() -> None:

@@ -37,7 +37,6 @@ class Echo:
         self._applier: Applier = self._rig.applier()
         self._runner.run(self._applier.open())
         self._version = 0
-        self._socket = folder / "run" / "echo.sock"
 
     def close(self) -> None:
         self._runner.close()

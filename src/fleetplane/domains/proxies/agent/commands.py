@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 import structlog
 
 from fleetplane.domains.proxies.agent.applier import Applier, Outcome
-from fleetplane.domains.proxies.agent.foreign import foreign_fault, names_pid
+from fleetplane.domains.proxies.agent.foreign import foreign_fault, names_pid, with_scratch
 from fleetplane.domains.proxies.agent.journal import State
 from fleetplane.domains.proxies.agent.nginx import Nginx
 from fleetplane.domains.proxies.agent.outbox import Outbox
@@ -142,7 +142,7 @@ class Commander:
         ) as folder:
             config = Path(folder) / "nginx.conf"
             config.touch(mode=0o600)
-            config.write_text(content)
+            config.write_text(with_scratch(content, Path(folder)))
             (Path(folder) / "logs").mkdir()
             extra = "" if names_pid(content) else f"pid {folder}/nginx.pid;"
             words = await self._nginx.test(config, prefix=Path(folder), extra=extra)

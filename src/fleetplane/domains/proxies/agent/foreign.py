@@ -8,6 +8,7 @@ outside the folder of the test is refused before NGINX sees it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 CONTENT_LIMIT_BYTES: Final = 1024 * 1024
@@ -15,6 +16,7 @@ _CODE: Final = frozenset({"load_module", "include", "ssl_engine", "perl_modules"
 _CODE_PREFIXES: Final = ("js_", "lua_", "perl")
 _WRITES: Final = frozenset({"pid", "error_log", "access_log", "lock_file", "working_directory"})
 _WRITES_PARTS: Final = ("_temp_path", "_cache_path", "_store")
+_SCRATCH: Final = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 _HARMLESS: Final = frozenset({"off", "stderr"})
 
 
@@ -44,8 +46,28 @@ def _stays_inside(path: str) -> bool:
     )
 
 
+def with_scratch(content: str, folder: Path) -> str:
+    """The same configuration with what NGINX would open by default moved into the folder of the test.
+
+    Added on the line of `http {`, so that the lines NGINX complains about keep their numbers.
+    """
+    named = {words[0] for words in statements(content)}
+    own = [f"{kind}_temp_path {folder}/{kind};" for kind in _SCRATCH if f"{kind}_temp_path" not in named]
+    if "access_log" not in named:
+        own.append("access_log off;")
+    for words, end, after in _parsed(content):
+        if words == ["http"] and end == "{":
+            return f"{content[:after]} {' '.join(own)} {content[after:]}"
+    return content
+
+
 def statements(content: str) -> Iterator[list[str]]:
     """The words of each directive and each block's head, as NGINX's tokeniser would part them."""
+    return (words for words, _, _ in _parsed(content))
+
+
+def _parsed(content: str) -> Iterator[tuple[list[str], str, int]]:
+    """Also the character that ends each, and the position after it."""
     words: list[str] = []
     position = 0
     while position < len(content):
@@ -57,15 +79,15 @@ def statements(content: str) -> Iterator[list[str]]:
             if position < 0:
                 break
         elif character in ";{}":
-            if words:
-                yield words
-            words = []
             position += 1
+            if words:
+                yield words, character, position
+            words = []
         else:
             word, position = _word(content, position)
             words.append(word)
     if words:
-        yield words
+        yield words, "", position
 
 
 def _word(content: str, start: int) -> tuple[str, int]:

@@ -35,6 +35,12 @@ class LinkLost(Unavailable):
     reason = "LINK_LOST"
 
 
+class Superseded(LinkLost):
+    """Another stream was opened with our token: by ourselves, or by a copy of us somewhere."""
+
+    reason = "SUPERSEDED"
+
+
 class Refused(FleetplaneError):
     """The server does not want us; asking again soon would not help."""
 
@@ -61,4 +67,6 @@ class ServerAddress:
 
 def translated(error: grpc.aio.AioRpcError) -> LinkLost | Refused:
     words = f"{error.code().name}: {error.details() or 'no further words'}"
-    return Refused(words) if error.code() in REFUSALS else LinkLost(words)
+    if error.code() in REFUSALS:
+        return Refused(words)
+    return Superseded(words) if error.code() is grpc.StatusCode.ABORTED else LinkLost(words)

@@ -19,7 +19,7 @@ from fleetplane.domains.proxies.agent.commands import Commander
 from fleetplane.domains.proxies.agent.credential import Credential, CredentialFile
 from fleetplane.domains.proxies.agent.health import Change
 from fleetplane.domains.proxies.agent.journal import State, Status
-from fleetplane.domains.proxies.agent.link import LinkLost, Refused
+from fleetplane.domains.proxies.agent.link import LinkLost, Refused, Superseded
 from fleetplane.domains.proxies.agent.observer import Observer
 from fleetplane.domains.proxies.agent.outbox import Outbox, Payload
 from fleetplane.domains.proxies.agent.prober import Prober
@@ -33,6 +33,9 @@ from fleetplane.kernel.clock import Clock
 
 STEADY_SECONDS: Final = 10.0
 """A session that lasted this long was well; the next failure starts from the shortest wait."""
+
+CONTENTION_FAILURES: Final = 5
+"""Two agents with one token would take the stream from each other without end; this slows both down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +230,8 @@ class ProxyAgent:
                 except LinkLost as error:
                     lasted = self._clock.monotonic() - began
                     failures = 0 if session.established and lasted > STEADY_SECONDS else failures
+                    if isinstance(error, Superseded):
+                        failures = max(failures, CONTENTION_FAILURES)
                     delay = self._policy.backoff.delay_seconds(failures, jitter=self._clock.random())
                     failures += 1
                     self._log.warning("link_lost", error=error.message, retry_in_seconds=round(delay, 2))

@@ -171,15 +171,19 @@ class Session:
 
     # Writing.
 
-    async def _send(self, message: pb.AgentMessage) -> int:
+    async def _send(self, message: pb.AgentMessage, waiting: asyncio.Future[str] | None = None) -> str:
+        """Under which id the message will be acknowledged; `waiting` is told then."""
         message.agent_id = self._agent_id
         async with self._writing:
             message.timestamp = self._node.stamp()
+            receipt = str(message.timestamp)
+            if waiting is not None:
+                self._receipts[receipt] = waiting  # before it is sent: the answer may be quick
             try:
                 await self._call.write(message)
             except asyncio.InvalidStateError as error:
                 raise LinkLost("the stream has ended") from error
-        return message.timestamp
+        return receipt
 
     async def _flush(self) -> NoReturn:
         """Send what the server has not acknowledged, everything once on a new stream."""
@@ -217,17 +221,9 @@ class Session:
 
     async def _deliver(self, batch: pb.LogBatch) -> str:
         """Send log lines and wait until the server has them; what it has against them otherwise."""
-        message = pb.AgentMessage(logs=batch, agent_id=self._agent_id)
         waiting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         while True:
-            async with self._writing:
-                message.timestamp = self._node.stamp()
-                receipt = str(message.timestamp)
-                self._receipts[receipt] = waiting  # before it is sent: the answer may be quick
-                try:
-                    await self._call.write(message)
-                except asyncio.InvalidStateError as error:
-                    raise LinkLost("the stream has ended") from error
+            receipt = await self._send(pb.AgentMessage(logs=batch), waiting)
             try:
                 async with asyncio.timeout(RECEIPT_SECONDS):
                     return await asyncio.shield(waiting)

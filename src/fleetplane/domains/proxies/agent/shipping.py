@@ -30,9 +30,8 @@ Deliver = Callable[[pb.LogBatch], Awaitable[str]]
 @dataclass(frozen=True, slots=True)
 class Parcel:
     message: pb.LogBatch
-    note: str
+    note: str = ""
     """To be remembered together with the place in the log."""
-    unreadable: int
 
 
 class Log(Protocol):
@@ -63,7 +62,7 @@ class AccessLog:
         traffic.unreadable += len(batch.lines) - len(entries)
         self._next = traffic
         note = msgspec.json.encode(traffic).decode()
-        return Parcel(pb.LogBatch(entries=entries), note, len(batch.lines) - len(entries))
+        return Parcel(pb.LogBatch(entries=entries), note)
 
     def done(self) -> None:
         self.traffic = self._next
@@ -77,8 +76,7 @@ class ErrorLog:
         return f"<ErrorLog {self.tail!r}>"
 
     def pack(self, batch: Batch, agent_id: str) -> Parcel:
-        entries = list(error_entries(batch.lines, agent_id))
-        return Parcel(pb.LogBatch(entries=entries), "", len(batch.lines) - len(entries))
+        return Parcel(pb.LogBatch(entries=error_entries(batch.lines, agent_id)))
 
     def done(self) -> None:
         pass
