@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
@@ -115,6 +116,12 @@ def _chain(pem: str) -> list[x509.Certificate]:
         raise Rejected(Problem(field="certificate", message="Not a certificate in PEM")) from error
     if len(chain) > CHAIN_LIMIT:
         raise Rejected(Problem(field="certificate", message=f"More than {CHAIN_LIMIT}", code=Code.TOO_MANY))
+    for number, (one, issuer) in enumerate(pairwise(chain), start=1):
+        try:
+            one.verify_directly_issued_by(issuer)
+        except (ValueError, TypeError, InvalidSignature) as error:
+            message = f"Certificate {number} was not issued by the one after it"
+            raise Rejected(Problem(field="certificate", message=message, code=Code.INCOMPATIBLE)) from error
     return chain
 
 
