@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Start the server with something to see in it, and stop everything together: four simulated GPUs,
-# and a group of two instances that are real agents on this computer.
+# Start the server with something to see in it, and stop everything together: four simulated GPUs, a group
+# of two instances that are real agents on this computer, and two real NGINX that serve one virtual host.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$1
@@ -12,16 +12,23 @@ if [ ! -e "$config" ]; then
     cp docs/examples/instances/local.jsonc "$config"
 fi
 
+password=$data/admin-password
+if [ ! -e "$password" ]; then
+    (umask 077 && mkdir -p "$data" && "$bin/python" -c 'import secrets; print(secrets.token_urlsafe(18))' >"$password")
+fi
+
 # In sessions of their own: Ctrl-C is for this script, which asks each of them once. Asked twice,
 # the server would not wait for its agents.
-setsid "$bin/fleetplane" server --data-dir "$data" --ready-file "$ready" --set instances.advertise=listeners &
+setsid "$bin/fleetplane" server --data-dir "$data" --ready-file "$ready" --set instances.advertise=listeners \
+    --set "proxies.admin_password_file=$password" &
 server=$!
-gpus=
+gpus= proxies=
 status=0
 stop() {
     trap - EXIT
     trap '' INT TERM
     [ -z "$gpus" ] || kill "$gpus" 2>/dev/null || true
+    if [ -n "$proxies" ]; then kill "$proxies" 2>/dev/null && wait "$proxies" 2>/dev/null || true; fi
     if kill "$server" 2>/dev/null; then echo "Stopping; instances end with the server." >&2; fi
     wait "$server" 2>/dev/null || true
     [ -z "$gpus" ] || wait "$gpus" 2>/dev/null || true
@@ -41,6 +48,8 @@ done
 address=$("$bin/python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["listeners"]["device-api"][0].removeprefix("http://"))' "$ready")
 setsid "$bin/fleetplane" agent gpu --simulate 4 --address "$address" &
 gpus=$!
+setsid "$bin/python" tools/demo_proxies.py "$ready" "$password" "$data/proxies" &
+proxies=$!
 where=
 [ "$data" = ./fleetplane-data ] || where=" --data-dir $data"
 cat <<TXT
@@ -54,6 +63,8 @@ Two instances come up, each a real agent on this computer. In another terminal:
 Four simulated GPUs report to it too; now and then one of them fails:
   .venv/bin/fleetplane gpus watch --address $address
   .venv/bin/fleetplane gpus conditions --address $address
+Two NGINX serve one virtual host, demo.localhost; where is told below as soon as they do. The API and its page:
+  admin@fleetplane.local, with the password in $password
 And all of it stands in the audit log:
   .venv/bin/fleetplane audit verify --data-dir $data
 Ctrl-C ends everything, the instances included.
