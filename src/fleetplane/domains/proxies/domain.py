@@ -88,7 +88,7 @@ class ProxyDomain:
         rest = await RestSide.create(
             kernel, options, workspaces=workspaces, vault=vault,
             presence=agents.presences, commander=agents.commander, records=NobodyThere(),
-            offered=certificates.offered,
+            offered=certificates.offered, revoker=certificates,
         )  # fmt: skip
         feed = EventFeed(store)
         events = EventsApp(

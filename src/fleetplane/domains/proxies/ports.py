@@ -9,8 +9,8 @@ from typing import Protocol
 
 import msgspec
 
-from fleetplane.domains.proxies.kinds import Agent
-from fleetplane.domains.proxies.values import AgentHealth
+from fleetplane.domains.proxies.kinds import Agent, Certificate
+from fleetplane.domains.proxies.values import AgentHealth, RevocationReason
 from fleetplane.kernel.errors import Unavailable
 
 
@@ -129,6 +129,11 @@ class Records(Protocol):
     async def access_log(self, workspace: str, query: LogQuery) -> LogPage: ...
 
 
+class Revoker(Protocol):
+    async def revoke(self, scope: str, identity: str, *, reason: RevocationReason, actor: str) -> Certificate:
+        """Have a certificate's issuer tell the world not to trust it any more."""
+
+
 class NobodyThere:
     """No agent can be connected, and none has reported anything."""
 
@@ -146,3 +151,6 @@ class NobodyThere:
 
     async def access_log(self, workspace: str, query: LogQuery) -> LogPage:  # noqa: ARG002
         return LogPage()
+
+    async def revoke(self, scope: str, identity: str, *, reason: RevocationReason, actor: str) -> Certificate:  # noqa: ARG002
+        raise Unavailable("nobody here issues certificates")

@@ -12,6 +12,7 @@ from fleetplane.domains.proxies.values import (
     HealthCheck,
     Location,
     OrganizationRole,
+    RevocationReason,
     TargetAgents,
     UpstreamServer,
     Value,
@@ -183,6 +184,10 @@ class ImportCertificate(Value, frozen=True):
     """In PEM, not encrypted. Never returned."""
     domain: str | None = None
     """The certificate's first name, unless another is given."""
+
+
+class RevokeCertificate(Value, frozen=True):
+    reason: RevocationReason = RevocationReason.UNSPECIFIED
 
 
 class PutSettings(Value, frozen=True):

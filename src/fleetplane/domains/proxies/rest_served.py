@@ -20,6 +20,7 @@ from fleetplane.domains.proxies.kinds import (
     VirtualHost,
     VirtualHostSpec,
 )
+from fleetplane.domains.proxies.ports import Revoker
 from fleetplane.domains.proxies.rest import (
     CREATED,
     NO_CONTENT,
@@ -43,8 +44,15 @@ _OF_WORKSPACE = "/workspaces/{workspace_id}"
 
 class ServedRoutes:
     def __init__(
-        self, store: Store, clock: Clock, access: Access, hosts: Hosts, certificates: Certificates
+        self,
+        store: Store,
+        clock: Clock,
+        access: Access,
+        hosts: Hosts,
+        certificates: Certificates,
+        revoker: Revoker,
     ) -> None:
+        self._revoker = revoker
         self._store = store
         self._clock = clock
         self._access = access
@@ -145,6 +153,11 @@ class ServedRoutes:
                 method="POST", path=f"{one}/renew", handler=self.renew_certificate, tag=_CERTIFICATES,
                 summary="Renew a certificate now", permission=OPERATE, answer=views.CertificateView,
                 status=202,
+            ),
+            Route(
+                method="POST", path=f"{one}/revoke", handler=self.revoke_certificate, tag=_CERTIFICATES,
+                summary="Have its issuer revoke a certificate", permission=OPERATE,
+                body=requests.RevokeCertificate, answer=views.CertificateView,
             ),
             Route(
                 method="DELETE", path=one, handler=self.delete_certificate, summary="Delete a certificate",
@@ -259,6 +272,12 @@ class ServedRoutes:
     async def renew_certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
         renewed = await self._certificates.renew(call.scope, call.path["certificate_id"], actor=actor(call))
         return shown(self._view(renewed), renewed)
+
+    async def revoke_certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
+        body: requests.RevokeCertificate = call.body
+        found = self._certificates.get(call.scope, call.path["certificate_id"])
+        revoked = await self._revoker.revoke(call.scope, found.name, reason=body.reason, actor=actor(call))
+        return shown(self._view(revoked), revoked)
 
     async def delete_certificate(self, call: ProxyCall) -> Answer[None]:
         await self._certificates.delete(

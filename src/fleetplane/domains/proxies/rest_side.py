@@ -25,7 +25,7 @@ from fleetplane.domains.proxies.hosts import Hosts
 from fleetplane.domains.proxies.members import ApiTokens, Members
 from fleetplane.domains.proxies.passwords import Passwords
 from fleetplane.domains.proxies.places import Places
-from fleetplane.domains.proxies.ports import Commander, Presence, Records
+from fleetplane.domains.proxies.ports import Commander, NobodyThere, Presence, Records, Revoker
 from fleetplane.domains.proxies.rest_accounts import AccountRoutes
 from fleetplane.domains.proxies.rest_agents import AgentRoutes
 from fleetplane.domains.proxies.rest_places import PlaceRoutes
@@ -97,6 +97,7 @@ class RestSide:
         commander: Commander,
         records: Records,
         offered: Offered,
+        revoker: Revoker,
     ) -> None:
         store, clock = kernel.store, kernel.clock
         self._clock = clock
@@ -125,7 +126,7 @@ class RestSide:
                     anyone_may_found=options.anyone_may_found,
                 ).routes(),
                 *AgentRoutes(store, clock, agents, presence, commander, records).routes(),
-                *ServedRoutes(store, clock, access, hosts, self.certificates).routes(),
+                *ServedRoutes(store, clock, access, hosts, self.certificates, revoker).routes(),
                 *VersionRoutes(store, workspaces, agents, rewriting, commander).routes(),
             ),
         )  # fmt: skip
@@ -144,6 +145,7 @@ class RestSide:
         commander: Commander,
         records: Records,
         offered: Offered | None = None,
+        revoker: Revoker | None = None,
     ) -> RestSide:
         """With its keys and tokens, which are made or loaded."""
         sessions = await Sessions.load_or_create(kernel.store, kernel.master, kernel.clock)
@@ -152,6 +154,7 @@ class RestSide:
         return cls(
             kernel, options, workspaces=workspaces, vault=vault, sessions=sessions, tokens=tokens,
             presence=presence, commander=commander, records=records, offered=offered or Offered(),
+            revoker=revoker or NobodyThere(),
         )  # fmt: skip
 
     def _email_of(self, user: str) -> str | None:

@@ -130,6 +130,14 @@ class CertificateState(StrEnum):
     REVOKED = "revoked"
 
 
+class RevocationReason(StrEnum):
+    UNSPECIFIED = "unspecified"
+    KEY_COMPROMISE = "key_compromise"
+    AFFILIATION_CHANGED = "affiliation_changed"
+    SUPERSEDED = "superseded"
+    CESSATION_OF_OPERATION = "cessation_of_operation"
+
+
 class DeploymentState(StrEnum):
     """How far one agent is with one version."""
 

@@ -61,6 +61,8 @@ def test_a_certificate_requested_over_rest_becomes_active(tmp_path: Path, author
         nothing = f"http://127.0.0.1:{authority.http_port}/v1/auth/me"
         assert client.get(nothing).text == "no such challenge\n", "that listener knows challenges only"
 
+        revoked = client.post(f"/certificates/{found['id']}/revoke", json={"reason": "key_compromise"})
+        assert (revoked.status_code, revoked.json()["status"]) == (200, "revoked")
         wild = client.post(f"{place}/certificates", json={"domain": "*.example.test"})
         assert wild.status_code == 422, "no zone is set up"
         own = client.post(f"{place}/certificates", json={"domain": "dev.test", "provider": "selfsigned"})

@@ -18,7 +18,7 @@ from fleetplane.domains.proxies.acme.orders import AuthorityOptions
 from fleetplane.domains.proxies.acme.responder import ChallengeBoard
 from fleetplane.domains.proxies.acme.side import AcmeOptions, CertificateSide, ZoneOptions
 from fleetplane.domains.proxies.kinds import CertificateSpec, CertificateStatus
-from fleetplane.domains.proxies.values import CertificateState
+from fleetplane.domains.proxies.values import CertificateState, RevocationReason
 from fleetplane.rpc import ListenerSpec, open_listener
 from fleetplane.web.problems import Rejected
 
@@ -161,7 +161,7 @@ async def test_a_renewal_brings_another_key_and_a_new_version_and_the_old_one_ca
         assert version is not None
         assert newest.version == version.version + 1
 
-        await running.revoke(at.scope, certificate.name, reason=4, actor=BOSS)
+        await running.revoke(at.scope, certificate.name, reason=RevocationReason.SUPERSEDED, actor=BOSS)
         assert at.status(certificate).state is S.REVOKED
         assert authority.status_of(leaf(new).serial_number) == "Revoked"
         assert authority.status_of(leaf(old).serial_number) == "Valid"

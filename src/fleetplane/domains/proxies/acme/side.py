@@ -18,6 +18,7 @@ from fleetplane.domains.proxies.acme.responder import ChallengeBoard
 from fleetplane.domains.proxies.acme.workers import Workers
 from fleetplane.domains.proxies.certificates import LETS_ENCRYPT, SELF_SIGNED, Certificates, Offered
 from fleetplane.domains.proxies.kinds import Certificate
+from fleetplane.domains.proxies.values import RevocationReason
 from fleetplane.domains.proxies.vault import Vault
 from fleetplane.domains.proxies.workspaces import Workspaces
 from fleetplane.kernel.clock import Clock
@@ -26,6 +27,14 @@ from fleetplane.kernel.store import Store
 from fleetplane.rpc import ListenerSpec, open_listener
 from fleetplane.web.ops import Mount
 
+_REASONS = {
+    RevocationReason.UNSPECIFIED: 0,
+    RevocationReason.KEY_COMPROMISE: 1,
+    RevocationReason.AFFILIATION_CHANGED: 3,
+    RevocationReason.SUPERSEDED: 4,
+    RevocationReason.CESSATION_OF_OPERATION: 5,
+}
+"""As RFC 5280 numbers them."""
 LISTENER = "challenges"
 GRACE_SECONDS = 1.0
 """An answer takes milliseconds."""
@@ -99,8 +108,8 @@ class CertificateSide:
         """For the listener that agents pass challenges on to."""
         return (self.board.mount,)
 
-    async def revoke(self, scope: str, identity: str, *, reason: int = 0, actor: str) -> Certificate:
-        return await self.controller.revoke(scope, identity, reason=reason, actor=actor)
+    async def revoke(self, scope: str, identity: str, *, reason: RevocationReason, actor: str) -> Certificate:
+        return await self.controller.revoke(scope, identity, reason=_REASONS[reason], actor=actor)
 
     async def run(self) -> None:
         """Until cancelled."""
