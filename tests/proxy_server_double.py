@@ -59,6 +59,8 @@ class ProxyServerDouble:
         self.acknowledges = True
         self.refused_logs = 0
         """So many batches of log lines are refused in words."""
+        self.refused_statuses = 0
+        """So many final words about versions are refused."""
         # What a test may look at
         self.registrations: list[pb.RegistrationRequest] = []
         self.bearers: list[str] = []
@@ -173,6 +175,9 @@ class ProxyServerDouble:
             case "config_status":
                 self.statuses.append(status := message.config_status)
                 receipt = f"{status.config_id}:{status.version}:{pb.ConfigApplyStatus.Name(status.status)}"
+                if self.refused_statuses and status.status == pb.SUCCESS:
+                    self.refused_statuses -= 1
+                    fault = "not now"
             case "event":
                 self.events.append(message.event)
                 receipt = message.event.event_id

@@ -39,6 +39,7 @@ TUNING = Tuning(
     steady_seconds=STEADY_SECONDS,
     least_gap_seconds=0.0,
     metrics_seconds=0.2,
+    say_again_seconds=0.05,
 )
 
 
@@ -156,6 +157,16 @@ async def test_the_outcome_of_a_change_arrives_though_the_server_left_in_the_mid
         workers = rig.nginx.workers()
         await until(lambda: server.states(2).count("SUCCESS") == 2)
         assert rig.nginx.workers() == workers
+
+
+async def test_a_last_word_that_the_server_could_not_take_is_said_again(
+    rig: Rig, server: ProxyServerDouble
+) -> None:
+    server.refused_statuses = 2
+    async with running(rig, server):
+        await deploy(server, saying(1, free_port()))
+        await until(lambda: server.states(1).count("SUCCESS") == 3)
+        await until(lambda: journals.read(rig.paths.journal).status is None)
 
 
 # Service.

@@ -42,6 +42,7 @@ class Tuning:
     least_gap_seconds: float = LEAST_GAP_SECONDS
     metrics_seconds: float = METRICS_SECONDS
     rotate_bytes: int = ROTATE_BYTES
+    say_again_seconds: float = 5.0
 
 
 def assemble(
@@ -134,6 +135,7 @@ def assemble(
             shippers=shippers,
             clock=clock,
             log=log,
+            say_again_seconds=tuning.say_again_seconds,
         ),
         credential=CredentialFile(paths.credential),
         token=token,

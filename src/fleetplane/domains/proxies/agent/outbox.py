@@ -54,6 +54,10 @@ class Outbox:
     def waiting(self) -> list[Payload]:
         return list(self._waiting.values())
 
+    def wake(self) -> None:
+        """Somebody should look again at what is waiting."""
+        self._changed.set()
+
     async def changed(self) -> None:
         await self._changed.wait()
         self._changed.clear()

@@ -31,6 +31,7 @@ RECEIPT_SECONDS: Final = 30.0
 HEARTBEAT_SECONDS: Final = 30.0
 METRICS_SECONDS: Final = 15.0
 GOODBYE_SECONDS: Final = 1.0
+SAY_AGAIN_TURNS: Final = 5
 WAKE_GAP_SECONDS: Final = 0.2
 """Between two health reports, however much happens."""
 
@@ -59,6 +60,8 @@ class Node:
     shippers: tuple[Shipper, ...]
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
+    say_again_seconds: float = 5.0
+    """Before a message that the server could not take is sent once more."""
     last_stamp: list[int] = field(default_factory=lambda: [0])
 
     def stamp(self) -> int:
@@ -85,6 +88,9 @@ class Session:
         self._call = stub.Stream(metadata=(("authorization", f"Bearer {credential.token}"),))
         self._writing = asyncio.Lock()  # a stream has one writer at a time
         self._receipts: dict[str, asyncio.Future[str]] = {}
+        self._sent: dict[str, Payload] = {}
+        """What of the outbox went out on this stream."""
+        self._refusals: dict[str, int] = {}
         self.established = False
 
     def __repr__(self) -> str:
@@ -160,14 +166,23 @@ class Session:
         raise translated(await self._end())
 
     def _take_receipt(self, ack: pb.Ack) -> None:
-        if (waiting := self._receipts.pop(ack.message_id, None)) is not None and not waiting.done():
-            waiting.set_result("" if ack.success else (ack.error_message or "refused"))
-        elif not ack.success:
-            self._node.log.warning("server_refused_message", id=ack.message_id, error=ack.error_message)
-            if ack.error_message and ack.message_id:
-                self._node.outbox.acknowledged(ack.message_id)  # it will not like it better next time
-        else:
+        fault = "" if ack.success else (ack.error_message or "refused")
+        if (waiting := self._receipts.pop(ack.message_id, None)) is not None:
+            if not waiting.done():
+                waiting.set_result(fault)
+        elif not fault:
             self._node.outbox.acknowledged(ack.message_id)
+        else:
+            self._node.log.warning("server_refused_message", id=ack.message_id, error=fault)
+            self._say_again(ack.message_id)
+
+    def _say_again(self, receipt: str) -> None:
+        """The server could not take it now. What it will never take waits for the next session, at most."""
+        turns = self._refusals.get(receipt, 0) + 1
+        self._refusals[receipt] = turns
+        if turns <= SAY_AGAIN_TURNS and self._sent.pop(receipt, None) is not None:
+            again_in = self._node.say_again_seconds * turns
+            asyncio.get_running_loop().call_later(again_in, self._node.outbox.wake)
 
     # Writing.
 
@@ -187,20 +202,19 @@ class Session:
 
     async def _flush(self) -> NoReturn:
         """Send what the server has not acknowledged, everything once on a new stream."""
-        sent: dict[str, Payload] = {}
         while True:
             for payload in self._node.outbox.waiting():
                 receipt = receipt_of(payload)
-                if sent.get(receipt) is payload:
+                if self._sent.get(receipt) is payload:
                     continue
+                self._sent[receipt] = payload
                 if isinstance(payload, pb.Event):
                     await self._send(pb.AgentMessage(event=payload))
                 else:
                     await self._send(pb.AgentMessage(config_status=payload))
-                sent[receipt] = payload
             await self._node.outbox.changed()
             still = {receipt_of(payload) for payload in self._node.outbox.waiting()}
-            sent = {receipt: payload for receipt, payload in sent.items() if receipt in still}
+            self._sent = {receipt: payload for receipt, payload in self._sent.items() if receipt in still}
 
     async def _beat(self) -> NoReturn:
         reports, clock = self._node.reports, self._node.clock
