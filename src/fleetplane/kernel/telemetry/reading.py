@@ -1,0 +1,207 @@
+"""The reading half: questions over stretches of time, beside the writer. Knows no event loop."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.telemetry import database
+from fleetplane.kernel.telemetry.values import (
+    BUCKETS_LIMIT,
+    MOMENT_LIMIT_NS,
+    PAGE_LIMIT,
+    Bucket,
+    FoundLine,
+    LinePage,
+    LineQuery,
+    Sample,
+)
+
+PATIENCE_SECONDS = 20.0
+"""After which a question is given up: it keeps others waiting."""
+STEPS_BETWEEN_LOOKS = 10_000
+"""Of the database's machine: about a millisecond."""
+
+_SERIES = "SELECT id, source FROM series WHERE scope = ? AND name = ?"
+_LATEST = (
+    "SELECT at_ns, value + base FROM points WHERE series = ? AND at_ns >= ? AND at_ns < ?"
+    " ORDER BY at_ns DESC LIMIT ?"
+)
+_FIRST = (
+    "SELECT at_ns, value + base FROM points WHERE series = ? AND at_ns >= ? AND at_ns < ?"
+    " ORDER BY at_ns LIMIT 1"
+)
+_BUCKETS = (
+    "SELECT (at_ns - :start) / :width AS bucket, count(*), sum(value), min(value), max(value)"
+    " FROM points WHERE series = :series AND at_ns >= :start AND at_ns < :stop GROUP BY bucket"
+)
+_MATCHES = (
+    " FROM lines INDEXED BY lines_by_time WHERE channel = :channel AND at_ns >= :start AND at_ns < :stop"
+    " AND code BETWEEN :low AND :high AND (:source = '' OR source = :source)"
+    " AND (:subject = '' OR subject = :subject) AND (:action = '' OR action = :action)"
+)
+_COUNT = "SELECT count(*)" + _MATCHES
+_PAGE = (
+    "SELECT id, at_ns, mark, source"
+    + _MATCHES
+    + " AND (at_ns, mark) < (:last_ns, :last_mark) ORDER BY at_ns DESC, mark DESC LIMIT :limit"
+)
+_CURSOR = re.compile(r"([0-9]{1,19})\.([0-9]{1,19})")
+_NEWEST_MARK = (1 << 63) - 1
+
+
+class Reader:
+    """Used by one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection = database.connect(path)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def latest(
+        self,
+        scope: str,
+        series: str,
+        sources: Collection[str] | None,
+        *,
+        from_ns: int,
+        to_ns: int,
+        count: int,
+    ) -> Mapping[str, Sequence[Sample]]:
+        from_ns, to_ns = _moment(from_ns), _moment(to_ns)
+        with self._asking() as ask:
+            return {
+                source: [Sample(at_ns=at_ns, value=value) for at_ns, value in rows]
+                for number, source in self._series(scope, series, sources)
+                if (rows := ask.execute(_LATEST, (number, from_ns, to_ns, count)).fetchall())
+            }
+
+    def growth(
+        self,
+        scope: str,
+        series: str,
+        sources: Collection[str] | None,
+        *,
+        from_ns: int,
+        to_ns: int,
+        lookback_ns: int,
+    ) -> Mapping[str, float]:
+        from_ns, to_ns = _moment(from_ns), _moment(to_ns)
+        grown = {}
+        with self._asking() as ask:
+            for number, source in self._series(scope, series, sources):
+                last = ask.execute(_LATEST, (number, from_ns, to_ns, 1)).fetchone()
+                if last is None:
+                    continue
+                before = ask.execute(_LATEST, (number, from_ns - lookback_ns, from_ns, 1)).fetchone()
+                first = before or ask.execute(_FIRST, (number, from_ns, to_ns)).fetchone()
+                grown[source] = last[1] - first[1]
+        return grown
+
+    def buckets(
+        self,
+        scope: str,
+        series: str,
+        sources: Collection[str] | None,
+        *,
+        from_ns: int,
+        to_ns: int,
+        width_ns: int,
+    ) -> Sequence[Bucket]:
+        from_ns, to_ns = _moment(from_ns), _moment(to_ns)
+        if width_ns < 1 or (to_ns - from_ns) / width_ns > BUCKETS_LIMIT:
+            raise InvalidArgument(f"not between 1 and {BUCKETS_LIMIT} stretches of time")
+        made: dict[int, Bucket] = {}
+        with self._asking() as ask:
+            for number, _ in self._series(scope, series, sources):
+                window = {"series": number, "start": from_ns, "stop": to_ns, "width": width_ns}
+                for index, count, total, lowest, highest in ask.execute(_BUCKETS, window):
+                    bucket = Bucket(
+                        at_ns=from_ns + index * width_ns,
+                        count=count,
+                        total=total,
+                        lowest=lowest,
+                        highest=highest,
+                    )
+                    made[index] = _together(made[index], bucket) if index in made else bucket
+        return [made[index] for index in sorted(made)]
+
+    def lines(self, query: LineQuery) -> LinePage:
+        if not 1 <= query.limit <= PAGE_LIMIT:
+            raise InvalidArgument(f"must be between 1 and {PAGE_LIMIT}", field="limit")
+        last_ns, last_mark = _place(query)
+        with self._asking() as ask:
+            channel = ask.execute(
+                "SELECT id FROM channels WHERE scope = ? AND stream = ?", (query.scope, query.stream)
+            ).fetchone()
+            if channel is None:
+                return LinePage(lines=(), total=0, cursor="")
+            asked = {
+                "channel": channel[0], "start": _moment(query.from_ns), "stop": _moment(query.to_ns),
+                "low": query.code_low, "high": query.code_high, "source": query.source,
+                "subject": query.subject, "action": query.action,
+                "last_ns": last_ns, "last_mark": last_mark, "limit": query.limit + 1,
+            }  # fmt: skip
+            (total,) = ask.execute(_COUNT, asked).fetchone()
+            rows = ask.execute(_PAGE, asked).fetchall()
+            more, rows = len(rows) > query.limit, rows[: query.limit]
+            found = [
+                FoundLine(source=source, at_ns=at_ns, body=self._body(number))
+                for number, at_ns, _, source in rows
+            ]
+        cursor = f"{rows[-1][1]}.{rows[-1][2]}" if more else ""
+        return LinePage(lines=found, total=total, cursor=cursor)
+
+    def _body(self, number: int) -> bytes:
+        (body,) = self._connection.execute("SELECT body FROM lines WHERE id = ?", (number,)).fetchone()
+        return bytes(body)
+
+    def _series(self, scope: str, series: str, sources: Collection[str] | None) -> Sequence[tuple[int, str]]:
+        found = self._connection.execute(_SERIES, (scope, series)).fetchall()
+        return [(number, source) for number, source in found if sources is None or source in sources]
+
+    @contextmanager
+    def _asking(self) -> Iterator[sqlite3.Connection]:
+        """One view of the file for the whole question, and no more time than is fair."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        connection = self._connection
+        with database.translated(self._path):
+            connection.set_progress_handler(lambda: time.monotonic() > until, STEPS_BETWEEN_LOOKS)
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                connection.set_progress_handler(None, 0)
+                connection.execute("COMMIT")
+
+
+def _together(one: Bucket, other: Bucket) -> Bucket:
+    return Bucket(
+        at_ns=one.at_ns,
+        count=one.count + other.count,
+        total=one.total + other.total,
+        lowest=min(one.lowest, other.lowest),
+        highest=max(one.highest, other.highest),
+    )
+
+
+def _moment(at_ns: int) -> int:
+    """Within what the database can count; nothing lies outside."""
+    return min(max(at_ns, 0), MOMENT_LIMIT_NS)
+
+
+def _place(query: LineQuery) -> tuple[int, int]:
+    """Before which line the page begins."""
+    if not query.cursor:
+        return _moment(query.to_ns), _NEWEST_MARK
+    found = _CURSOR.fullmatch(query.cursor)
+    if found is None or int(found[1]) > MOMENT_LIMIT_NS or int(found[2]) > _NEWEST_MARK:
+        raise InvalidArgument("not a place in this list", field="cursor")
+    return int(found[1]), int(found[2])
