@@ -23,6 +23,8 @@ from fleetplane.kernel.identity.revocation import Revocations, Revoked
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.store.metrics import StoreCollector
+from fleetplane.kernel.telemetry import Telemetry
+from fleetplane.kernel.telemetry.metrics import TelemetryCollector
 from fleetplane.rpc import (
     Authentication,
     Authenticator,
@@ -68,9 +70,14 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
         master = _master_key(settings, data_dir, clock)
         authority = await Authority.load_or_create(store, master, clock)
         revocations = Revocations(store, clock)
+        telemetry = None
+        if any(blueprint.keeps_telemetry for blueprint in blueprints):
+            telemetry = await stack.enter_async_context(Telemetry.open(data_dir / "telemetry.db", clock))
+            registry.register(TelemetryCollector(telemetry))
         kernel = Kernel(
-            store=store, clock=clock, calls=calls, master=master, authority=authority, revocations=revocations
-        )
+            store=store, clock=clock, calls=calls, master=master, authority=authority,
+            revocations=revocations, telemetry=telemetry,
+        )  # fmt: skip
         domains = await assembly.build(settings, kernel)
         for domain in domains:
             await domain.prepare()

@@ -15,6 +15,7 @@ from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store
+from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.rpc import Authentication, Authenticator, CallStatistics, MethodRow
 from fleetplane.web.ops import Mount
 
@@ -30,6 +31,8 @@ class Kernel:
     authority: Authority
     revocations: Revocations
     """Whoever is revoked here is cut off everywhere at once."""
+    telemetry: Telemetry | None = None
+    """There if a domain's blueprint asks for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,3 +96,5 @@ class Blueprint:
     kinds: Sequence[AnyKind]
     methods: Sequence[MethodRow]
     grants: Mapping[Role, Iterable[Grant]]
+    keeps_telemetry: bool = False
+    """Whether it keeps time series or log lines; without such a domain their file is not opened."""

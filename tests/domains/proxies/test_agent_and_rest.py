@@ -63,6 +63,7 @@ async def day(server: ServerProcess) -> None:
             assert 'fleetplane_proxies_agents{state="online"} 1.0' in numbers
             assert 'fleetplane_sessions_open{domain="proxies"} 1.0' in numbers
             assert "fleetplane_proxies_event_sockets 1.0" in numbers
+            assert "fleetplane_telemetry_lost_total 0.0" in numbers
             await listener.ask(action="ping")
             server.process.terminate()
             assert (await agent.next("error")).code == "GOING_AWAY"

@@ -18,6 +18,7 @@ from fleetplane.domains.proxies.event_feed import EventFeed
 from fleetplane.domains.proxies.kinds import KINDS
 from fleetplane.domains.proxies.metrics import ProxyCollector
 from fleetplane.domains.proxies.ports import NobodyThere
+from fleetplane.domains.proxies.records import AgentRecords
 from fleetplane.domains.proxies.rest_side import RestOptions, RestSide
 from fleetplane.domains.proxies.vault import Vault
 from fleetplane.domains.proxies.workspaces import Workspaces
@@ -33,6 +34,7 @@ BLUEPRINT = Blueprint(
     kinds=(*KINDS, *agent_side.KINDS),
     methods=agent_side.METHODS,
     grants={**grants(), **agent_side.GRANTS},
+    keeps_telemetry=True,
 )
 
 
@@ -80,14 +82,15 @@ class ProxyDomain:
         vault = Vault(store, kernel.master)
         workspaces = Workspaces(store, vault)
         acme = acme or AcmeOptions()
+        records = AgentRecords(kernel.telemetry) if kernel.telemetry is not None else None
         agents = AgentSide(
-            store, clock, workspaces=workspaces, vault=vault, policy=policy,
+            store, clock, workspaces=workspaces, vault=vault, policy=policy, intake=records,
             challenge_address=acme.challenge_address,
         )  # fmt: skip
         certificates = CertificateSide(store, clock, kernel.master, acme, workspaces=workspaces, vault=vault)
         rest = await RestSide.create(
             kernel, options, workspaces=workspaces, vault=vault,
-            presence=agents.presences, commander=agents.commander, records=NobodyThere(),
+            presence=agents.presences, commander=agents.commander, records=records or NobodyThere(),
             offered=certificates.offered, revoker=certificates,
         )  # fmt: skip
         feed = EventFeed(store)
