@@ -10,10 +10,11 @@ from typing import Any
 import grpc
 import httpx
 import websockets
-from agents_rig import FakeAgent
+from agents_rig import DEADLINE_SECONDS, FakeAgent
 from events_rig import Listener
 from server_process import ServerProcess, run_server, running_server
 
+from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2_grpc
 
 PASSWORD = "correct horse battery staple"
@@ -100,6 +101,18 @@ async def serve(web: httpx.AsyncClient, listener: Listener, agent: FakeAgent, wo
     shown = (await web.get(f"/v1/agents/{agent.agent_id}")).json()
     assert (shown["state"], shown["health"]["config_version"]) == ("online", update.version)
     assert shown["health"]["active_connections"] == 42
+    await report(web, agent, workspace)
+
+
+async def report(web: httpx.AsyncClient, agent: FakeAgent, workspace: str) -> None:
+    entry = pb.LogEntry(level="access", fields={"id": "line-1", "status": "500", "uri": "/checkout"})
+    await agent.send(logs=pb.LogBatch(entries=[entry]))
+    assert (await agent.next("ack")).success
+    asked = f"/v1/workspaces/{workspace}/access-logs?status_code=5xx"
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while not (found := (await web.get(asked)).json())["data"]:  # written in batches, within moments
+            await asyncio.sleep(0.02)
+    assert [(one["agent_id"], one["uri"]) for one in found["data"]] == [(agent.agent_id, "/checkout")]
 
 
 def test_a_fleets_first_day_over_all_three_protocols(tmp_path: Path) -> None:

@@ -94,11 +94,13 @@ class Telemetry:
             yield telemetry
         finally:
             telemetry._closed = True
-            await telemetry.flush()
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            await asyncio.to_thread(telemetry._close)
+            try:
+                await telemetry.flush()
+            finally:  # also if whoever opened it was told not to wait
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                await asyncio.to_thread(telemetry._close)
 
     def _close(self) -> None:
         self._pen.shutdown()
