@@ -330,3 +330,18 @@ async def test_its_numbers_are_shown_to_prometheus(tmp_path: Path) -> None:
     assert "fleetplane_telemetry_written_total 1.0" in text
     assert "fleetplane_telemetry_unsound_total 1.0" in text
     assert "fleetplane_telemetry_series 1.0" in text
+
+
+async def test_a_full_disk_costs_the_batch_and_nothing_else(tmp_path: Path) -> None:
+    async with opened(tmp_path) as telemetry:
+        telemetry.offer(lines=[line(1)])
+        await telemetry.flush()
+        held = telemetry._writer._connection
+        held.execute("PRAGMA max_page_count = 20")  # SQLite then says what it says of a full disk
+        telemetry.offer(lines=[line(n, body=b"x" * 50_000) for n in range(10, 14)])
+        await telemetry.flush()
+        assert telemetry.statistics().lost == 4
+        assert await bodies(telemetry) == [1]
+        held.execute("PRAGMA max_page_count = 100000")
+        telemetry.offer(lines=[line(2, at=1)])
+        assert await bodies(telemetry) == [2, 1]
