@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from instances_lab import CONFIG_PATH, TENANT, document
-from server_process import ServerProcess, run_server, running_server
+from server_process import ServerProcess, running_server
 
 ONLY = ("--only", "instances", "--set", "instances.advertise=listeners")
 WAIT_SECONDS = 20.0
@@ -54,10 +54,13 @@ def test_a_running_server_says_so_and_takes_the_next_document(tmp_path: Path) ->
         assert server.stop() == 0
 
 
-def test_a_server_that_is_started_with_it_says_so_and_ends(tmp_path: Path) -> None:
+def test_a_server_that_is_started_with_it_says_so_and_serves_everyone_else(tmp_path: Path) -> None:
     configure(tmp_path, of_provider("google"))
-    refused = run_server(tmp_path, ONLY)
+    with running_server(tmp_path, *ONLY) as server:
+        assert "no provider is called 'google'" in str(until_logged(server, "instances.provider_unusable"))
+        assert server.process.poll() is None
 
-    assert refused.returncode != 0
-    assert "no provider is called 'google'" in refused.stderr
-    assert "Traceback" not in refused.stderr
+        configure(tmp_path, of_provider("mock"))
+        assert fleetplane(tmp_path, "config", "refresh", "--tenant", TENANT).returncode == 0
+        assert until_logged(server, "instances.started")["provider"] == "mock"
+        assert server.stop() == 0

@@ -30,7 +30,7 @@ from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
 from fleetplane.gen.fleetplane.instances.v1 import renewal_pb2
 from fleetplane.gen.nstance.v1 import agent_pb2, operator_pb2, registration_pb2
 from fleetplane.kernel.access import Grant, Permission, Role
-from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, InvalidArgument, NotFound
+from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.objects import Objects
 from fleetplane.kernel.reconcile import Explanations, Reconciler
@@ -240,29 +240,19 @@ class InstanceDomain:
             tasks.create_task(self._run_machinery())
 
     async def _usable_provider(self) -> Provider:
-        """The provider of the first document that names one which can be had.
+        """The provider of the document in force, once there is one that can be had.
 
-        A server that is being started says what is wrong and ends, for there is somebody who looks. One
-        that runs serves others too: it says so, and waits for a better document.
+        A server that cannot make instances still serves everyone else: it says what is wrong, and
+        tries again until a document is right.
         """
-        starting = self._configured.is_set()
-        while True:
-            await self._configured.wait()
-            self._configured.clear()
-            try:
-                return self._provider or await usable_provider(
-                    self._groups,
-                    self._options.provider,
-                    state_directory=self._options.state_directory,
-                    environment=self._options.environment,
-                    clock=self._kernel.clock,
-                )
-            except FleetplaneError as error:
-                if starting:
-                    raise
-                log.error("instances.provider_unusable", error=error.message)
-                for tenant in sorted({tenant for tenant, _ in self._groups.views()}):
-                    self._errors.tell(tenant, "", "", error.message)
+        await self._configured.wait()
+        return self._provider or await usable_provider(
+            self._groups,
+            self._options.provider,
+            state_directory=self._options.state_directory,
+            environment=self._options.environment,
+            clock=self._kernel.clock,
+        )
 
     async def _run_machinery(self) -> None:
         provider = await self._usable_provider()
