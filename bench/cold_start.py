@@ -1,4 +1,4 @@
-"""From starting the command until its ready file is there: with a new data directory, and with a full one."""
+"""From starting the command, with all domains, until its ready file is there: on new data, and on much."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MUST_SECONDS = 2.0
 
 
 def _started(data_dir: Path, core: int) -> float:
-    with servers.fleetplane(data_dir, core) as server:
+    with servers.fleetplane(data_dir, core, domains="") as server:
         return server.started_seconds
 
 
@@ -22,7 +22,7 @@ def measure(effort: Effort) -> Sequence[Row]:
     gpus = effort.gpus or GPUS
     with servers.load_core() as core, servers.scratch() as directory:
         fresh = [_started(directory / f"data-{number}", core) for number in range(effort.rounds)]
-        with servers.fleetplane(directory / "full", core) as server:
+        with servers.fleetplane(directory / "full", core, domains="") as server:
             population.register(server, gpus)
         full = [_started(directory / "full", core) for _ in range(effort.rounds)]
     return [

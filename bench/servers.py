@@ -85,12 +85,18 @@ def scratch() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def fleetplane(data_dir: Path, core: int | None, settings: Sequence[str] = ()) -> Iterator[Server]:
-    """The product as a user starts it, on free ports, with `key=value` settings."""
+def fleetplane(
+    data_dir: Path, core: int | None, settings: Sequence[str] = (), *, domains: str = "gpus"
+) -> Iterator[Server]:
+    """The product as a user starts it, on free ports, with `key=value` settings.
+
+    It runs the domain that is measured, as a node that needs no other would; empty runs them all.
+    """
     ready = data_dir.with_name(data_dir.name + ".ready")
     command = [
         str(Path(sys.executable).with_name("fleetplane")), "server",
         "--data-dir", str(data_dir), "--ready-file", str(ready), "--log-level", "error",
+        *(("--only", domains) if domains else ()),
     ]  # fmt: skip
     for setting in (*(f"listeners.{name}.addresses=127.0.0.1:0" for name in LISTENERS), *settings):
         command += ["--set", setting]
