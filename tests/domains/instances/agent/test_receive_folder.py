@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fleetplane.domains.instances import durable
 from fleetplane.domains.instances.agent import receive_folder
 from fleetplane.domains.instances.agent.patch import Patch
 from fleetplane.domains.instances.agent.receive_folder import PatchRefused, ReceiveFolder
+from fleetplane.kernel import durable
 
 OLD = {"a.env": b"A=old", "b.env": b"B=old"}
 NEW = {"a.env": b"A=new", "b.env": b"B=new", "c.env": b"C=new"}

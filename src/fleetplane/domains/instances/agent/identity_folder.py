@@ -21,7 +21,7 @@ from fleetplane.domains.instances.agent.certificates import Age, Life, PrivateKe
 from fleetplane.domains.instances.agent.enrolment import CertificateState, NonceState
 from fleetplane.domains.instances.agent.key_folder import load_private_key
 from fleetplane.domains.instances.agent.nonce import NONCE_LIMIT_BYTES
-from fleetplane.domains.instances.durable import sync_folder, write_durably
+from fleetplane.kernel.durable import sync_folder, write_durably
 from fleetplane.kernel.errors import IntegrityError, SettingsError
 
 HASH_LIMIT_BYTES: Final = 4096

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from fleetplane.domains.instances import file_rules
 from fleetplane.domains.instances.agent.certificates import PrivateKey, private_pem, public_bytes, public_pem
-from fleetplane.domains.instances.durable import write_durably
+from fleetplane.kernel.durable import write_durably
 from fleetplane.kernel.errors import IntegrityError, InvalidArgument
 
 KEYS_LIMIT: Final = 256

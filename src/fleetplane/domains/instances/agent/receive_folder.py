@@ -21,7 +21,7 @@ from typing import Final
 
 from fleetplane.domains.instances import file_rules
 from fleetplane.domains.instances.agent.patch import Patch
-from fleetplane.domains.instances.durable import sync_folder, write_durably, write_synced
+from fleetplane.kernel.durable import sync_folder, write_durably, write_synced
 from fleetplane.kernel.errors import FailedPrecondition
 
 STAGED: Final = ".staged"

@@ -24,9 +24,9 @@ from pathlib import Path
 
 import msgspec
 
-from fleetplane.domains.instances.durable import write_durably, write_synced
 from fleetplane.domains.instances.providers.contract import CreateRequest
 from fleetplane.domains.instances.providers.launch import LOG_FILE
+from fleetplane.kernel.durable import write_durably, write_synced
 from fleetplane.kernel.errors import InvalidArgument
 
 RECORD_FILE = "record.json"
