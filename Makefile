@@ -13,7 +13,7 @@ CONTRACTS := $(shell find proto -name '*.proto')
 .PHONY: help run test lint bench wheel clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 # Everything Python, anew when a contract, a dependency or a pin changes.
 .make/env: pyproject.toml constraints.txt hatch_build.py tools/protogen.py tools/setup.sh $(CONTRACTS)
@@ -25,7 +25,9 @@ help:
 	@tools/setup.sh $*
 	@mkdir -p .make && touch $@
 
+# Without NGINX everything else is still worth seeing; the script says how to get it.
 run: .make/env
+	@tools/setup.sh run || true
 	@tools/run.sh $(BIN)
 
 lint: .make/env

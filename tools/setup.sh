@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install what a step needs and is missing: `setup.sh python VENV`, `setup.sh test`, `setup.sh bench`.
+# Install what a step needs and is missing: `setup.sh python VENV`, `setup.sh run`, `setup.sh test`, `setup.sh bench`.
 # System packages come from Debian; without root or sudo the script names what to install and fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -71,6 +71,7 @@ case ${1:-} in
         quiet_nginx             # the proxy agent is tested on a real one
         need pebble pebble      # certificates are tested with a real authority
         ;;
+    run) quiet_nginx ;;  # `make run` shows two of them
     bench) need h2load nghttp2-client; need taskset util-linux ;;
-    *) say "usage: setup.sh python VENV | test | bench"; exit 2 ;;
+    *) say "usage: setup.sh python VENV | run | test | bench"; exit 2 ;;
 esac
