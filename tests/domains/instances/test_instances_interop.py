@@ -177,14 +177,24 @@ async def test_a_wrong_nonce_is_refused_with_the_code_of_the_protocol(
 
 
 async def test_tls_1_2_is_refused_on_every_listener(tmp_path: Path) -> None:
-    async with lab(tmp_path, document()) as place:
-        context = tls_context(place.ca)
-        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
-        with pytest.raises((GrpcFailed, OSError)) as caught:
-            async with connect(place.addresses["registration"], context) as channel:
-                await channel.unary("/nstance.v1.RegistrationService/RegisterAgent", b"")
-        if isinstance(caught.value, GrpcFailed):
-            assert (caught.value.code, caught.value.message) == (16, "TLS 1.3 is required")
+    async with lab(tmp_path, document()) as place, operator(place) as admin:
+        [request] = await place.created()
+        agent = agent_of(place, request)
+        await agent.register()
+        for listener, method, folder in (
+            ("registration", "RegistrationService/RegisterAgent", None),
+            ("agent", "AgentService/SubmitPublicKeys", agent.identity_dir),
+            ("operator", "OperatorService/ListGroups", admin.identity_dir),
+        ):
+            identity = (
+                {"certificate": folder / "identity.crt", "key": folder / "identity.key"} if folder else {}
+            )
+            context = tls_context(place.ca, **identity)
+            context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+            async with connect(place.addresses[listener], context) as channel:
+                with pytest.raises(GrpcFailed) as caught:
+                    await channel.unary(f"/nstance.v1.{method}", b"")
+            assert (caught.value.code, caught.value.message) == (16, "TLS 1.3 is required"), listener
 
 
 # Files and keys
@@ -273,6 +283,12 @@ async def test_what_the_provider_loses_is_replaced_without_a_drain(tmp_path: Pat
         async with running(agent_of(place, request)):
             place.provider.set_status(request.instance_id, ProviderStatus.STOPPED)
             await place.created(2, seconds=15)
+            await until(lambda: request.instance_id not in place.provider.instances)
+            [lost] = [found for found in place.instances() if found.name == request.instance_id]
+            assert lost.status is not None
+            assert lost.status.drain is not None
+            assert lost.status.drain.reason == rules.Cause.PROVIDER_LOST
+            assert lost.status.drain.acked_at_ns is None
 
 
 async def test_a_spot_notice_drains_the_instance_at_once(tmp_path: Path) -> None:
