@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from fleetplane.domains.proxies.acme.dns import DnsProvider, DnsZones
 from fleetplane.domains.proxies.acme.zone_file import read_zones
 from fleetplane.kernel.errors import SettingsError
 
@@ -16,7 +18,7 @@ def written(folder: Path, text: str, mode: int = 0o600) -> Path:
 
 
 def test_zones_are_read_and_their_credentials_not_shown(tmp_path: Path) -> None:
-    text = '["example.com"]\nprovider = "cloudflare"\nauth_token = "changeme"\n'
+    text = '["example.com"]\nprovider = "cloudflare"\nworkspaces = "w1, w2"\nauth_token = "changeme"\n'
     zones = read_zones(written(tmp_path, text))
     assert zones["example.com"].provider == "cloudflare"
     assert zones["example.com"].options == {"auth_token": "changeme"}
@@ -42,3 +44,26 @@ def test_a_file_that_others_can_read_or_that_is_not_there_is_refused(tmp_path: P
         read_zones(written(tmp_path, "", 0o640))
     with pytest.raises(SettingsError, match="cannot read"):
         read_zones(tmp_path / "none.toml")
+
+
+def test_a_zone_says_whose_it_is(tmp_path: Path) -> None:
+    table = '["example.com"]\nprovider = "cloudflare"\n'
+    assert read_zones(written(tmp_path, table + 'workspaces = "w1, w2"\n'))["example.com"].workspaces == {
+        "w1",
+        "w2",
+    }
+    assert read_zones(written(tmp_path, table + 'workspaces = "*"\n'))["example.com"].workspaces is None
+    for missing in ("", 'workspaces = " , "\n'):
+        with pytest.raises(SettingsError, match="must say in workspaces whose it is"):
+            read_zones(written(tmp_path, table + missing))
+
+
+def test_a_zone_proves_nothing_for_a_workspace_that_it_is_not_of() -> None:
+    provider = cast("DnsProvider", object())
+    zones = DnsZones({"Example.com.": provider, "open.test": provider}, {"example.com": frozenset({"w1"})})
+
+    assert zones.allows("*.shop.EXAMPLE.com", "w1")
+    assert not zones.allows("*.shop.example.com", "w2")
+    assert not zones.allows("example.com", "")
+    assert zones.allows("a.open.test", "w2")
+    assert not zones.allows("elsewhere.test", "w1")

@@ -165,18 +165,19 @@ class AcmeIssuer:
                         self._board.answering(proof.token, proof.content, workspace=workspace)
                     )
                 else:
-                    await stack.enter_async_context(self._recorded(proof))
+                    await stack.enter_async_context(self._recorded(proof, workspace))
             for name in {proof.record for proof in proofs if proof.method is Method.DNS}:
                 await self._propagation.wait(name, {one.content for one in proofs if one.record == name})
             yield
 
     @asynccontextmanager
-    async def _recorded(self, proof: Proof) -> AsyncIterator[None]:
+    async def _recorded(self, proof: Proof, workspace: str) -> AsyncIterator[None]:
         provider = self._zones.provider(proof.domain)
-        if provider is None:
+        # A zone of others looks as if it were not there: its existence is their business.
+        if provider is None or not self._zones.allows(proof.domain, workspace):
             raise IssuanceFailed(
                 f"no DNS provider is set up for {proof.domain}",
-                hint="add its zone to the file of proxies.dns_zones_file",
+                hint="add its zone, and the workspace, to the file of proxies.dns_zones_file",
             )
         try:
             await provider.present(proof.record, proof.content)

@@ -46,6 +46,8 @@ class ZoneOptions:
 
     provider: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    workspaces: frozenset[str] | None = None
+    """Whose names it proves; None for everyone's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,8 @@ class CertificateSide:
             zone: LexiconDns(dns_workers, provider=one.provider, zone=zone, options=one.options)
             for zone, one in options.zones.items()
         }
-        known = DnsZones({**zones, **(providers or {})})
+        owners = {zone: one.workspaces for zone, one in options.zones.items() if one.workspaces is not None}
+        known = DnsZones({**zones, **(providers or {})}, owners)
         self._listen = tuple(options.challenge_listen)
         self.board = ChallengeBoard(clock, strict=bool(options.challenge_address))
         self.offered = Offered(providers=(LETS_ENCRYPT, SELF_SIGNED), dns=known.covers)

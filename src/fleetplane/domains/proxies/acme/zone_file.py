@@ -2,9 +2,11 @@
 
     ["example.com"]
     provider = "cloudflare"
+    workspaces = "ID, ID"
     auth_token = "..."
 
-What stands beside `provider` is what dns-lexicon calls that provider's options.
+`workspaces` are the ids of those that may get certificates for names in the zone; "*" stands for
+all, and has to be said. What else stands beside `provider` is what dns-lexicon calls that provider's options.
 """
 
 from __future__ import annotations
@@ -40,4 +42,9 @@ def _options(path: Path, zone: str, table: object) -> ZoneOptions:
     provider = options.pop("provider", "")
     if not provider:
         raise SettingsError(f'{path}: "{zone}" must name its provider')
-    return ZoneOptions(provider=provider, options=options)
+    allowed = frozenset(filter(None, (part.strip() for part in options.pop("workspaces", "").split(","))))
+    if not allowed:
+        raise SettingsError(
+            f'{path}: "{zone}" must say in workspaces whose it is', hint='workspaces = "*" means everyone'
+        )
+    return ZoneOptions(provider=provider, options=options, workspaces=None if "*" in allowed else allowed)
