@@ -48,10 +48,8 @@ def test_a_file_that_others_can_read_or_that_is_not_there_is_refused(tmp_path: P
 
 def test_a_zone_says_whose_it_is(tmp_path: Path) -> None:
     table = '["example.com"]\nprovider = "cloudflare"\n'
-    assert read_zones(written(tmp_path, table + 'workspaces = "w1, w2"\n'))["example.com"].workspaces == {
-        "w1",
-        "w2",
-    }
+    named = read_zones(written(tmp_path, table + 'workspaces = "w1, w2"\n'))["example.com"]
+    assert named.workspaces == frozenset({"w1", "w2"})
     assert read_zones(written(tmp_path, table + 'workspaces = "*"\n'))["example.com"].workspaces is None
     for missing in ("", 'workspaces = " , "\n'):
         with pytest.raises(SettingsError, match="must say in workspaces whose it is"):
