@@ -20,6 +20,7 @@ from fleetplane.domains.instances.providers.contract import CreateRequest, Provi
 from fleetplane.domains.instances.providers.mock import MockProvider
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
+from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.kinds import KERNEL_KINDS
@@ -160,8 +161,9 @@ async def lab(
         calls = CallStatistics()
         revocations = Revocations(store, clock)
         kernel = Kernel(
-            store=store, clock=clock, calls=calls, master=master, authority=authority, revocations=revocations
-        )
+            store=store, clock=clock, calls=calls, master=master, authority=authority,
+            revocations=revocations, operators=await Operators.load(store, master, clock),
+        )  # fmt: skip
         nonces = await SigningKeys.load_or_create(store, master, clock, purpose="nonce", algorithm="EdDSA")
         requests: dict[str, CreateRequest] = {}
         mock = provider or MockProvider(ProviderContext(clock=clock, state_directory=folder / "mock"))

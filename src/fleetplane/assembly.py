@@ -7,13 +7,14 @@ nor start-up time.
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleetplane import __version__
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
+from fleetplane.kernel.access import Role
 from fleetplane.kernel.objects import LocalObjects, Objects
 from fleetplane.settings import ProxySettings, Settings
 
@@ -148,8 +149,23 @@ OFFERS: Mapping[str, Offer] = {
 
 
 def blueprints(settings: Settings) -> list[Blueprint]:
-    return [OFFERS[name].blueprint() for name in settings.domains]
+    found = [OFFERS[name].blueprint() for name in settings.domains]
+    if not _operator_roles(found):
+        return found
+    from fleetplane.domains.operators.domain import BLUEPRINT
+
+    return [*found, BLUEPRINT]
 
 
 async def build(settings: Settings, kernel: Kernel) -> list[Domain]:
-    return [await OFFERS[name].build(settings, kernel) for name in settings.domains]
+    domains = [await OFFERS[name].build(settings, kernel) for name in settings.domains]
+    roles = _operator_roles(OFFERS[name].blueprint() for name in settings.domains)
+    if not roles:
+        return domains
+    from fleetplane.domains.operators.domain import OperatorsDomain
+
+    return [*domains, OperatorsDomain(kernel, roles=roles)]
+
+
+def _operator_roles(found: Iterable[Blueprint]) -> set[Role]:
+    return {role for blueprint in found for role in blueprint.operator_roles}

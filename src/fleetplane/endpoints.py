@@ -55,6 +55,11 @@ def grpc(
             "agent", settings.listeners.agent.addresses, app, authority, names, clients="required"
         ),
         "proxy-agents": lambda app: proxy_agents(settings, app, authority, names),
+        "boards": lambda app: encrypted(
+            "boards", settings.listeners.boards.addresses, app, authority, names, clients="optional"
+        ),
+        "boards-plain": lambda app: boards_plain(settings, app),
+        "edge": lambda app: edge(settings, app, authority, names),
     }
     return [makers[name](app) for name, app in apps.items()]
 
@@ -66,11 +71,11 @@ def encrypted(
     authority: Authority,
     names: Iterable[str],
     *,
-    clients: Literal["none", "required"],
+    clients: Literal["none", "optional", "required"],
 ) -> ListenerSpec:
     """TLS with our own certificate; callers show one of ours if `clients` says so."""
     tls = ephemeral_tls(authority, addresses, names)
-    if clients == "required":
+    if clients != "none":
         tls = replace(tls, client_ca=_in_memory(authority.certificate_pem), client_certificate=clients)
     return ListenerSpec(name=name, addresses=tuple(addresses), app=app, tls=tls)
 
@@ -84,6 +89,30 @@ def proxy_agents(
     return spec if wanted.tls else replace(spec, tls=None)
 
 
+def boards_plain(settings: Settings, app: GrpcApp) -> ListenerSpec:
+    """Plain text, for older agents that know nothing else; beyond this machine only if told twice."""
+    wanted = settings.listeners.boards_plain
+    if not wanted.allow_remote:
+        _require_local(
+            "listeners.boards-plain.addresses", wanted.addresses,
+            hint="use loopback, or set listeners.boards-plain.allow_remote = true",
+        )  # fmt: skip
+    return ListenerSpec(name="boards-plain", addresses=wanted.addresses, app=app)
+
+
+def edge(settings: Settings, app: GrpcApp, authority: Authority, names: Iterable[str]) -> ListenerSpec:
+    """TLS of our own, or HTTP/2 in clear text behind an ingress; daemons show sealed messages."""
+    wanted = settings.listeners.edge
+    if wanted.tls:
+        return encrypted("edge", wanted.addresses, app, authority, names, clients="none")
+    if not wanted.allow_remote_plaintext:
+        _require_local(
+            "listeners.edge.addresses", wanted.addresses,
+            hint="set listeners.edge.tls = true, or listeners.edge.allow_remote_plaintext = true",
+        )  # fmt: skip
+    return ListenerSpec(name="edge", addresses=wanted.addresses, app=app)
+
+
 def admin(settings: Settings, app: GrpcApp) -> ListenerSpec:
     """For whoever owns the data directory: a socket in it that nobody else can open."""
     path = (Path(settings.data_dir) / "admin.sock").resolve()
@@ -93,18 +122,23 @@ def admin(settings: Settings, app: GrpcApp) -> ListenerSpec:
 def device_api(settings: Settings, app: GrpcApp) -> ListenerSpec:
     """Plain text for this node only: reaching the socket is the credential."""
     device = settings.listeners.device_api
-    remote = [address for address in device.addresses if not is_local(address)]
-    if remote and not device.allow_remote_plaintext:
-        raise SettingsError(
-            f"listeners.device-api.addresses: other machines could reach {remote[0]}, in plain text",
+    if not device.allow_remote_plaintext:
+        _require_local(
+            "listeners.device-api.addresses", device.addresses,
             hint="use loopback or a Unix socket, or set listeners.device-api.allow_remote_plaintext = true",
-        )
+        )  # fmt: skip
     return ListenerSpec(
         name="device-api",
         addresses=tuple(_default_place(address, Path(settings.data_dir)) for address in device.addresses),
         app=app,
         unix_mode=int(device.socket_mode, 8),
     )
+
+
+def _require_local(key: str, addresses: Iterable[str], *, hint: str) -> None:
+    for address in addresses:
+        if not is_local(address):
+            raise SettingsError(f"{key}: other machines could reach {address}, in plain text", hint=hint)
 
 
 def _default_place(address: str, data_dir: Path) -> str:

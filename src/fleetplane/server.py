@@ -19,6 +19,7 @@ from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
 from fleetplane.kernel.access import AccessTable, Grant, Principal, Role
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
+from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.identity.revocation import Revocations, Revoked
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings
@@ -77,6 +78,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
         kernel = Kernel(
             store=store, clock=clock, calls=calls, master=master, authority=authority,
             revocations=revocations, telemetry=telemetry,
+            operators=await Operators.load(store, master, clock),
         )  # fmt: skip
         domains = await assembly.build(settings, kernel)
         for domain in domains:

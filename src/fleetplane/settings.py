@@ -138,12 +138,34 @@ class ProxyAgentsSettings(ListenerSettings, frozen=True):
             )
 
 
+class BoardsListenerSettings(ListenerSettings, frozen=True):
+    addresses: tuple[str, ...] = ("127.0.0.1:9090",)
+
+
+class PlainBoardsSettings(ListenerSettings, frozen=True):
+    """For older agents and tools of boards that speak plain text and nothing else; closed unless given."""
+
+    allow_remote: bool = False
+    """Permit addresses beyond loopback. Whoever reaches them can say that it is any board."""
+
+
+class EdgeListenerSettings(ListenerSettings, frozen=True):
+    addresses: tuple[str, ...] = ("127.0.0.1:50056",)
+    tls: bool = False
+    """TLS of our own; without it, an ingress in front ends TLS and passes HTTP/2 on in clear text."""
+    allow_remote_plaintext: bool = False
+    """Permit addresses beyond loopback without TLS, where the way from the ingress is trusted."""
+
+
 class ListenersSettings(Section, frozen=True):
     web: WebListenerSettings = WebListenerSettings()
     registration: RegistrationSettings = RegistrationSettings()
     operator: OperatorSettings = OperatorSettings()
     agent: AgentSettings = AgentSettings()
     proxy_agents: ProxyAgentsSettings = msgspec.field(name="proxy-agents", default=ProxyAgentsSettings())
+    boards: BoardsListenerSettings = BoardsListenerSettings()
+    boards_plain: PlainBoardsSettings = msgspec.field(name="boards-plain", default=PlainBoardsSettings())
+    edge: EdgeListenerSettings = EdgeListenerSettings()
     device_api: DeviceApiSettings = msgspec.field(name="device-api", default=DeviceApiSettings())
 
 
@@ -245,6 +267,61 @@ class ProxySettings(Section, frozen=True):
             ) from error
 
 
+class EdgeSettings(Section, frozen=True):
+    role: str = "controller"
+    """What this server is to its daemons; a `worker` takes none."""
+    public_endpoint: str = ""
+    """`host:port` or URL at which daemons reach the listener `edge`; its first address when empty."""
+    issuer: str = ""
+    """Of enrollment tokens; made from the role when empty."""
+    heartbeat_seconds: float = 30.0
+    stale_seconds: float = 90.0
+    """Without a heartbeat for this long, a connected daemon is unhealthy."""
+    node_token_days: float = 30.0
+    enrollment_token_seconds: float = 900.0
+    overlap_seconds: float = 60.0
+    """How long the former key of a daemon is still good for the stream it has open."""
+    attests_per_minute: int = 5
+    """Of new daemons, per address."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks whose `x-forwarded-for` says where a daemon really is."""
+    skew_seconds: float = 300.0
+    """How far a daemon's clock may be off."""
+    strict: bool = False
+    """Refuse signed events that do not say what they are about, and results whose content is not signed."""
+    in_flight: int = 16
+    """Commands a daemon has at once; daemons that work on one at a time get one."""
+    deadline_seconds: float = 60.0
+    """Of a command that says nothing else."""
+    shipped_shapes: bool = False
+    """Answer REST calls as the first command line expects it, unless the caller asks otherwise."""
+
+    def __post_init__(self) -> None:
+        _one_of("edge.role", self.role, ("controller", "hybrid", "relay-coordinator", "worker"))
+        for name in ("heartbeat_seconds", "stale_seconds", "in_flight", "deadline_seconds"):
+            _at_least(f"edge.{name}", getattr(self, name), 1)
+        for name in ("node_token_days", "overlap_seconds", "skew_seconds", "attests_per_minute"):
+            _at_least(f"edge.{name}", getattr(self, name), 0)
+        if not 1 <= self.enrollment_token_seconds <= 900:
+            raise SettingsError(
+                f"edge.enrollment_token_seconds: {self.enrollment_token_seconds:g} is not between 1 and 900"
+            )
+
+
+class BoardSettings(Section, frozen=True):
+    heartbeat_seconds: float = 30.0
+    """How often boards report; after three missed reports they are not ready, after ten unknown."""
+    certificate_days: float = 30.0
+    """Life of a board's certificate; boards renew them when a third is left."""
+    agent_port: int = 9091
+    """Where a board's agent listens if it did not say."""
+
+    def __post_init__(self) -> None:
+        _at_least("boards.heartbeat_seconds", self.heartbeat_seconds, 1)
+        _at_least("boards.certificate_days", self.certificate_days, 1)
+        _at_least("boards.agent_port", self.agent_port, 1)
+
+
 class Settings(Section, frozen=True):
     data_dir: str = "./fleetplane-data"
     only: tuple[str, ...] = ()
@@ -259,6 +336,8 @@ class Settings(Section, frozen=True):
     gpus: GpuSettings = GpuSettings()
     instances: InstanceSettings = InstanceSettings()
     proxies: ProxySettings = ProxySettings()
+    boards: BoardSettings = BoardSettings()
+    edge: EdgeSettings = EdgeSettings()
 
     def __post_init__(self) -> None:
         for name in self.only:

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from fleetplane.kernel.access import Grant, Role
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import Authority, MasterKey
+from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store
@@ -31,6 +32,8 @@ class Kernel:
     authority: Authority
     revocations: Revocations
     """Whoever is revoked here is cut off everywhere at once."""
+    operators: Operators
+    """Who holds a token with which to act on this server."""
     telemetry: Telemetry | None = None
     """There if a domain's blueprint asks for it."""
 
@@ -96,5 +99,7 @@ class Blueprint:
     kinds: Sequence[AnyKind]
     methods: Sequence[MethodRow]
     grants: Mapping[Role, Iterable[Grant]]
+    operator_roles: Collection[Role] = ()
+    """Roles that a token of an operator may hold; where there are any, such tokens can be made."""
     keeps_telemetry: bool = False
     """Whether it keeps time series or log lines; without such a domain their file is not opened."""

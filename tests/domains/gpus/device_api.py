@@ -20,6 +20,7 @@ from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2_grpc as first_pb2_
 from fleetplane.kernel.access import AccessTable, Principal, Role
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
+from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.rpc import (
@@ -98,8 +99,9 @@ async def device_api(
         authority = await Authority.load_or_create(store, master, clock)
         revocations = Revocations(store, clock)
         kernel = Kernel(
-            store=store, clock=clock, calls=calls, master=master, authority=authority, revocations=revocations
-        )
+            store=store, clock=clock, calls=calls, master=master, authority=authority,
+            revocations=revocations, operators=await Operators.load(store, master, clock),
+        )  # fmt: skip
         domain = GpuDomain(kernel, policy or GpuPolicy(), dialect=dialect, version="test", node="here")
         await domain.prepare()
         app = GrpcApp(

@@ -91,7 +91,7 @@ class ProxyDomain:
         rest = await RestSide.create(
             kernel, options, workspaces=workspaces, vault=vault,
             presence=agents.presences, commander=agents.commander, records=records or NobodyThere(),
-            offered=certificates.offered, revoker=certificates,
+            offered=certificates.offered, revoker=certificates, tokens=kernel.operators.tokens,
         )  # fmt: skip
         feed = EventFeed(store)
         events = EventsApp(

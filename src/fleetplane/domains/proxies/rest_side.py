@@ -146,11 +146,13 @@ class RestSide:
         records: Records,
         offered: Offered | None = None,
         revoker: Revoker | None = None,
+        tokens: Tokens | None = None,
     ) -> RestSide:
-        """With its keys and tokens, which are made or loaded."""
+        """With its keys and tokens, which are made or loaded unless they are given."""
         sessions = await Sessions.load_or_create(kernel.store, kernel.master, kernel.clock)
-        tokens = Tokens(kernel.store, kernel.master, kernel.clock)
-        await tokens.load()
+        if tokens is None:
+            tokens = Tokens(kernel.store, kernel.master, kernel.clock)
+            await tokens.load()
         return cls(
             kernel, options, workspaces=workspaces, vault=vault, sessions=sessions, tokens=tokens,
             presence=presence, commander=commander, records=records, offered=offered or Offered(),

@@ -30,6 +30,7 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     roles: tuple[str, ...]
     scope: str = EVERYWHERE
     created_at_ns: int = 0
+    expires_at_ns: int | None = None
 
 
 class Tokens:
@@ -58,6 +59,7 @@ class Tokens:
         scope: str = EVERYWHERE,
         actor: str,
         prefix: str = PREFIX,
+        life_seconds: float | None = None,
     ) -> str:
         """A new token. This is the only time it can be read; `prefix` tells scanners whose it is."""
         if not name or len(name) > NAME_LIMIT:
@@ -65,12 +67,14 @@ class Tokens:
         if any(record.name == name for record in self._by_digest.values()):
             raise AlreadyExists(f"there is a token named {name!r} already", field="name")
         token = prefix + base64.urlsafe_b64encode(self._clock.token_bytes(TOKEN_BYTES)).rstrip(b"=").decode()
+        now_ns = self._clock.now_ns()
         record = TokenRecord(
             name=name,
             digest=_digest(token),
             roles=tuple(sorted(roles)),
             scope=scope,
-            created_at_ns=self._clock.now_ns(),
+            created_at_ns=now_ns,
+            expires_at_ns=None if life_seconds is None else now_ns + round(life_seconds * 1e9),
         )
         secret = _SECRETS + name
         await self._store.put_secret(
@@ -92,11 +96,17 @@ class Tokens:
         record = self._by_digest.get(_digest(token))
         if record is None:
             raise Unauthenticated("the token is not known or was revoked")
+        if record.expires_at_ns is not None and record.expires_at_ns <= self._clock.now_ns():
+            raise Unauthenticated("the token has expired", hint="have a new one made")
         return Principal(
             name=f"token/{record.name}",
             roles=frozenset(Role(role) for role in record.roles),
             scope=record.scope,
         )
+
+    def records(self) -> list[TokenRecord]:
+        """What is known of every token; what could be presented is not among it."""
+        return sorted(self._by_digest.values(), key=lambda record: record.name)
 
     def __len__(self) -> int:
         return len(self._by_digest)

@@ -1,0 +1,74 @@
+"""Who may act on this server from outside: people and programs that hold a bearer token of ours.
+
+Two kinds of token, one answer. A kept token is for programs: it has a name, can be listed and
+revoked, and lasts until then. A session is for a person at work: signed, short, written down
+nowhere, and handed out only where the person has already been recognised. Both become the same
+principal with roles and a scope; what these allow is the access table's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fleetplane.kernel.access import EVERYWHERE, Principal, Role
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import Unauthenticated
+from fleetplane.kernel.identity.master_key import MasterKey
+from fleetplane.kernel.identity.signing import SigningKeys
+from fleetplane.kernel.identity.tokens import Tokens
+from fleetplane.kernel.store import Store
+
+AUDIENCE = "fleetplane-operator"
+SESSION_LIMIT_SECONDS = 12 * 3600.0
+"""A working day: nobody can take a session back before it ends."""
+
+
+class Operators:
+    """See `load`; the constructor takes what has been loaded."""
+
+    def __init__(self, tokens: Tokens, sessions: SigningKeys) -> None:
+        self.tokens = tokens
+        self._sessions = sessions
+
+    def __repr__(self) -> str:
+        return f"<Operators tokens={len(self.tokens)}>"
+
+    @classmethod
+    async def load(cls, store: Store, master: MasterKey, clock: Clock) -> Operators:
+        tokens = Tokens(store, master, clock)
+        await tokens.load()
+        sessions = await SigningKeys.load_or_create(
+            store, master, clock, purpose="operator-session", algorithm="EdDSA",
+            longest_life_seconds=SESSION_LIMIT_SECONDS,
+        )  # fmt: skip
+        return cls(tokens, sessions)
+
+    def session(
+        self, name: str, *, roles: Iterable[Role], scope: str = EVERYWHERE, life_seconds: float
+    ) -> str:
+        """A token for one who is known to be `name`, such as the owner of the server's socket."""
+        claims = {"sub": name, "aud": AUDIENCE, "roles": sorted(roles), "scope": scope}
+        return self._sessions.sign(claims, life_seconds=life_seconds)
+
+    def authenticate(self, bearer: str) -> Principal:
+        """The principal of a token that somebody presents; raises `Unauthenticated`."""
+        if bearer.count(".") == 2:  # only signed tokens have dots
+            claims = self._sessions.verify(bearer, audience=AUDIENCE)
+            return _of_session(claims)
+        return self.tokens.authenticate(bearer)
+
+    def of_header(self, authorization: str | None) -> Principal:
+        """The principal of an `Authorization` header."""
+        scheme, _, bearer = (authorization or "").strip().partition(" ")
+        if scheme.lower() != "bearer" or not bearer.strip():
+            raise Unauthenticated("a bearer token is needed", hint="send `Authorization: Bearer TOKEN`")
+        return self.authenticate(bearer.strip())
+
+
+def _of_session(claims: dict[str, object]) -> Principal:
+    roles, scope = claims.get("roles"), claims.get("scope")
+    assert isinstance(roles, list)
+    assert isinstance(scope, str)
+    return Principal(
+        name=f"operator/{claims.get('sub')}", roles=frozenset(Role(str(role)) for role in roles), scope=scope
+    )
