@@ -1,16 +1,21 @@
-"""The certificate authority.
+"""The certificate authority, and the one that follows or preceded it.
 
 Its key is ECDSA P-256, because grpc's own clients cannot verify Ed25519 server certificates;
 the keys it certifies may be of either kind. A client's role and tenant stand in its
-certificate, so that who presents it needs no look-up. Knows no HTTP and no listeners.
+certificate, so that who presents it needs no look-up. One authority signs; while it is being
+replaced another is trusted beside it, in the steps of `succession`. Knows no HTTP and no
+listeners: whoever holds trust open subscribes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -20,11 +25,11 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.identity.master_key import MasterKey
 from fleetplane.kernel.identity.profile import LeafProfile, LeafUsage, host_name, subject
+from fleetplane.kernel.identity.roots import BACKDATE, key_id_of, key_usage, make_root, unpack
+from fleetplane.kernel.identity.succession import Phase, Succession
 from fleetplane.kernel.store import Store
 
-AUTHORITY_LIFE = timedelta(days=3650)
 SERVER_LIFE = timedelta(days=397)  # the longest that browsers accept
-BACKDATE = timedelta(minutes=5)  # a client's clock may lag by this much
 ACTOR = "system/identity"
 _SECRET = "authority"  # noqa: S105  # the name it is kept under
 URI_ROLE = "fleetplane://role/"
@@ -49,34 +54,138 @@ class Issued:
         return self.certificate_pem.partition(end)[0] + end
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One authority that is trusted now."""
+
+    key_id: str
+    """As it stands in the certificates that it signs, in hexadecimal."""
+    certificate: x509.Certificate
+    signs: bool
+
+
 class Authority:
-    def __init__(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate, clock: Clock) -> None:
-        self._key = key
-        self._certificate = certificate
+    """See `load_or_create`; the constructor takes what has been loaded."""
+
+    def __init__(self, succession: Succession, *, store: Store, master: MasterKey, clock: Clock) -> None:
+        self._store = store
+        self._master = master
         self._clock = clock
+        self._stepping = asyncio.Lock()  # guards: what is sealed in the store is what is in memory
+        self._subscribers: list[Callable[[], None]] = []
+        self._use(succession)
 
     def __repr__(self) -> str:
         subject = self._certificate.subject.rfc4514_string()
-        return f"<Authority {subject} until {self._certificate.not_valid_after_utc:%F}>"
+        return f"<Authority {subject} until {self._certificate.not_valid_after_utc:%F} {self.phase}>"
 
     @classmethod
     async def load_or_create(cls, store: Store, master: MasterKey, clock: Clock) -> Authority:
         """The authority kept in the store, made at first start."""
         sealed = await store.get_secret(_SECRET)
         if sealed is not None:
-            pem = master.open(sealed, purpose=_SECRET)
-            key = serialization.load_pem_private_key(pem, password=None)
-            assert isinstance(key, ec.EllipticCurvePrivateKey)
-            return cls(key, x509.load_pem_x509_certificate(pem), clock)
-        key = ec.generate_private_key(ec.SECP256R1())
-        certificate = _self_signed(key, _now(clock))
-        pem = _key_pem(key) + certificate.public_bytes(serialization.Encoding.PEM)
-        await store.put_secret(_SECRET, master.seal(pem, purpose=_SECRET), actor=ACTOR)
-        return cls(key, certificate, clock)
+            return cls(unpack(master.open(sealed, purpose=_SECRET)), store=store, master=master, clock=clock)
+        succession = Succession(current=make_root(_now(clock)), changed_at_ns=clock.now_ns())
+        authority = cls(succession, store=store, master=master, clock=clock)
+        await authority._keep(succession, actor=ACTOR, action="identity.create-authority")
+        return authority
+
+    def _use(self, succession: Succession) -> None:
+        assert succession.current.private_der is not None
+        key = serialization.load_der_private_key(succession.current.private_der, password=None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        self._succession = succession
+        self._key = key
+        self._members = tuple(
+            Member(key_id=key_id_of(certificate), certificate=certificate, signs=index == 0)
+            for index, certificate in enumerate(
+                x509.load_der_x509_certificate(record.certificate_der) for record in succession.trusted
+            )
+        )
+        self._certificate = self._members[0].certificate
+        self._accepted = frozenset(member.key_id for member in self._members)
+
+    # Trust.
 
     @property
     def certificate_pem(self) -> bytes:
+        """Of the authority that signs now."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def key_id(self) -> str:
+        """Of the authority that signs now."""
+        return self._members[0].key_id
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """All that are trusted now, the one that signs first."""
+        return self._members
+
+    @property
+    def trust_pem(self) -> bytes:
+        """The certificates of all that are trusted now: what others should believe in."""
+        return b"".join(
+            member.certificate.public_bytes(serialization.Encoding.PEM) for member in self._members
+        )
+
+    @property
+    def trust_id(self) -> str:
+        """A name for the set of those that are trusted, whatever their order."""
+        return hashlib.sha256(" ".join(sorted(self._accepted)).encode()).hexdigest()[:16]
+
+    def accepts(self, key_id: str) -> bool:
+        """Whether certificates by the authority with this key are still good."""
+        return key_id in self._accepted
+
+    # Succession.
+
+    @property
+    def phase(self) -> Phase:
+        return self._succession.phase
+
+    @property
+    def changed_at_ns(self) -> int:
+        """When the last step was taken; 0 if that was before steps were written down."""
+        return self._succession.changed_at_ns
+
+    async def announce(self, *, actor: str) -> None:
+        """Make the next authority and trust it; it signs nothing yet."""
+        async with self._stepping:
+            made = make_root(_now(self._clock))
+            following = self._succession.announce(made, now_ns=self._clock.now_ns())
+            await self._take(following, actor=actor, action="identity.announce-authority")
+
+    async def switch(self, *, actor: str) -> None:
+        """Sign with the announced authority; the key of the one before is destroyed."""
+        async with self._stepping:
+            switched = self._succession.switch(now_ns=self._clock.now_ns())
+            await self._take(switched, actor=actor, action="identity.switch-authority")
+
+    async def retire(self, *, actor: str) -> None:
+        """Trust the authority before the present one no more."""
+        async with self._stepping:
+            retired = self._succession.retire(now_ns=self._clock.now_ns())
+            await self._take(retired, actor=actor, action="identity.retire-authority")
+
+    async def _take(self, succession: Succession, *, actor: str, action: str) -> None:
+        await self._keep(succession, actor=actor, action=action)
+        self._use(succession)
+        for subscriber in tuple(self._subscribers):
+            subscriber()
+
+    async def _keep(self, succession: Succession, *, actor: str, action: str) -> None:
+        sealed = self._master.seal(msgspec.msgpack.encode(succession), purpose=_SECRET)
+        await self._store.transact(
+            lambda draft: draft.put_secret(_SECRET, sealed), actor=actor, action=action, touches=()
+        )
+
+    def subscribe(self, subscriber: Callable[[], None]) -> Callable[[], None]:
+        """Be told after each step; returns how to stop that. Must neither block nor raise."""
+        self._subscribers.append(subscriber)
+        return lambda: self._subscribers.remove(subscriber)
+
+    # Issuing.
 
     def issue_server(self, names: Iterable[str]) -> Issued:
         """A server's certificate for host names and addresses, with a key of its own."""
@@ -110,7 +219,7 @@ class Authority:
         parts = [("organization", NameOID.ORGANIZATION_NAME, [organization] if organization else [])]
         parts.append(("name", NameOID.COMMON_NAME, [name]))
         builder = self._builder(subject(parts), public_key, life, serial=serial, backdate=backdate)
-        builder = builder.add_extension(_usage(digital_signature=True), critical=True)
+        builder = builder.add_extension(key_usage(digital_signature=True), critical=True)
         builder = builder.add_extension(x509.ExtendedKeyUsage([LeafUsage.CLIENT.oid]), critical=False)
         if uris:
             names = [
@@ -125,7 +234,7 @@ class Authority:
     def issue_leaf(self, public_key: PublicKey, profile: LeafProfile, *, serial: int | None = None) -> Issued:
         """A certificate as someone configured it, for a key that never left its owner."""
         builder = self._builder(profile.name(), public_key, profile.life, serial=serial, backdate=BACKDATE)
-        builder = builder.add_extension(_usage(digital_signature=True), critical=True)
+        builder = builder.add_extension(key_usage(digital_signature=True), critical=True)
         builder = builder.add_extension(x509.ExtendedKeyUsage([profile.usage.oid]), critical=False)
         if alternatives := profile.alternatives():
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
@@ -169,33 +278,6 @@ class Authority:
             not_after=certificate.not_valid_after_utc,
             serial=certificate.serial_number,
         )
-
-
-def _self_signed(key: ec.EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Fleetplane CA")])
-    return (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - BACKDATE)
-        .not_valid_after(now + AUTHORITY_LIFE)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-
-
-def _usage(
-    *, digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False
-) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature, key_cert_sign=key_cert_sign, crl_sign=crl_sign,
-        content_commitment=False, key_encipherment=False, data_encipherment=False,
-        key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
 
 
 def _check_key(key: PublicKey) -> None:

@@ -46,6 +46,8 @@ class CertificateIdentity:
     not_after: datetime
     public_key_digest: str
     """SHA-256 of the key's SubjectPublicKeyInfo in DER, in hexadecimal."""
+    issuer_key_id: str
+    """Which authority's key signed it, in hexadecimal; empty if it does not say."""
 
     def extension_text(self, oid: str) -> str | None:
         """An extension that holds one string: of a DER string type, or else the raw bytes."""
@@ -96,6 +98,7 @@ def _read(pem: str) -> CertificateIdentity:
                     serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
                 )
             ).hexdigest(),
+            issuer_key_id=_issuer_key_id(leaf),
         )
     except ValueError as error:
         raise Unauthenticated(
@@ -105,6 +108,14 @@ def _read(pem: str) -> CertificateIdentity:
 
 def _text(name: x509.NameAttribute[str | bytes]) -> str:
     return name.value if isinstance(name.value, str) else ""
+
+
+def _issuer_key_id(leaf: x509.Certificate) -> str:
+    try:
+        found = leaf.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
+    except x509.ExtensionNotFound:
+        return ""
+    return (found.key_identifier or b"").hex()
 
 
 def _uris(leaf: x509.Certificate) -> tuple[str, ...]:

@@ -1,0 +1,85 @@
+"""How one authority follows another: a table of three steps, so that nobody is left without trust.
+
+    steady     one authority signs and is trusted
+    announced  the next one is trusted too and signs nothing: everyone has time to learn of it
+    switched   the next one signs; the one before is still trusted, its key is gone
+    steady     the one before is trusted no more
+
+A step cannot be left out. Who has learnt of an authority, and who still shows a certificate of the
+one before, is known to those who issue; whether it is time for a step is decided there. Pure.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from fleetplane.kernel.errors import FailedPrecondition
+
+
+class Phase(StrEnum):
+    STEADY = "steady"
+    ANNOUNCED = "announced"
+    SWITCHED = "switched"
+
+
+class AuthorityRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One authority as it is kept, inside the seal."""
+
+    certificate_der: bytes
+    private_der: bytes | None = None
+    """Gone as soon as it signs nothing any more."""
+
+
+class Succession(msgspec.Struct, frozen=True, kw_only=True):
+    current: AuthorityRecord
+    """The one that signs."""
+    following: AuthorityRecord | None = None
+    preceding: AuthorityRecord | None = None
+    changed_at_ns: int = 0
+    """When the last step was taken."""
+
+    @property
+    def phase(self) -> Phase:
+        if self.following is not None:
+            return Phase.ANNOUNCED
+        return Phase.SWITCHED if self.preceding is not None else Phase.STEADY
+
+    @property
+    def trusted(self) -> tuple[AuthorityRecord, ...]:
+        """The one that signs first."""
+        return tuple(
+            record for record in (self.current, self.following, self.preceding) if record is not None
+        )
+
+    def announce(self, following: AuthorityRecord, *, now_ns: int) -> Succession:
+        _expect(self.phase, Phase.STEADY)
+        return Succession(current=self.current, following=following, changed_at_ns=now_ns)
+
+    def switch(self, *, now_ns: int) -> Succession:
+        _expect(self.phase, Phase.ANNOUNCED)
+        assert self.following is not None
+        before = msgspec.structs.replace(self.current, private_der=None)
+        return Succession(current=self.following, preceding=before, changed_at_ns=now_ns)
+
+    def retire(self, *, now_ns: int) -> Succession:
+        _expect(self.phase, Phase.SWITCHED)
+        return Succession(current=self.current, changed_at_ns=now_ns)
+
+
+_WORDS = {
+    Phase.STEADY: "only one authority is trusted, and no other was announced",
+    Phase.ANNOUNCED: "the next authority was announced and does not sign yet",
+    Phase.SWITCHED: "the authority before the present one is still trusted",
+}
+_HINTS = {
+    Phase.STEADY: "announce the next authority first",
+    Phase.ANNOUNCED: "switch to it next",
+    Phase.SWITCHED: "retire the one before first",
+}
+
+
+def _expect(found: Phase, wanted: Phase) -> None:
+    if found is not wanted:
+        raise FailedPrecondition(_WORDS[found], hint=_HINTS[found], details={"phase": found.value})
