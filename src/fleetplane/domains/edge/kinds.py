@@ -123,20 +123,21 @@ class UsedRequest(Spec, frozen=True):
 
 class NodeSpec(Spec, frozen=True):
     display_name: str
-    tags: tuple[str, ...] = ()
     public_key: bytes
+    token_id: str
+    """The jti of the token that is good now."""
+    token_expires_at_ns: int
+    enrolled_at_ns: int
+    tags: tuple[str, ...] = ()
+    key_version: int = 1
     previous_public_key: bytes = b""
     previous_token_id: str = ""
     previous_key_until_ns: int = 0
     """Until then the stream that was open at a rotation may go on under the previous key and token."""
-    token_id: str
-    token_expires_at_ns: int
-    key_version: int = 1
-    enrolled_at_ns: int
+    recent_nonces: tuple[UsedRequest, ...] = ()
     desired: Desired = Desired.ACTIVE
     shutdown_grace_seconds: float = 0.0
     revoked_at_ns: int | None = None
-    recent_nonces: tuple[UsedRequest, ...] = ()
 
 
 class NodeStatus(Spec, frozen=True):
