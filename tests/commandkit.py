@@ -20,13 +20,24 @@ class FakeCourier:
         self.full: set[str] = set()
         self.delivered: list[tuple[str, str, str]] = []
         """Target, verb and the command's id, in order."""
+        self.limits: dict[str, int] = {}
+        """How many a target takes at once, where that is limited."""
+        self.held: dict[str, set[str]] = {}
+        self.recalled: list[tuple[str, str, str]] = []
 
     def is_present(self, target: str) -> bool:
         return target in self.here
 
+    def has_room(self, target: str) -> bool:
+        return len(self.held.get(target, ())) < self.limits.get(target, 1000)
+
+    def recall(self, target: str, command: str, reason: str) -> None:
+        self.recalled.append((target, command, reason))
+
     def deliver(self, target: str, command: Command) -> bool:
-        if target not in self.here or target in self.full:
+        if target not in self.here or target in self.full or not self.has_room(target):
             return False
+        self.held.setdefault(target, set()).add(command.name)
         self.delivered.append((target, command.spec.verb, command.name))
         return True
 

@@ -303,3 +303,109 @@ async def test_what_may_have_run_does_not_end_as_undelivered(
     await clock.advance(5)
     await commands.expire()
     assert outcomes(commands, issued) == {"a": State.TIMED_OUT}, "the first session may have"
+
+
+async def test_what_is_held_goes_to_its_targets_only_when_it_is_released(
+    commands: Commands, courier: FakeCourier
+) -> None:
+    courier.here = {"a", "b"}
+    issued = await commands.issue(SCOPE, "x", ["a", "b", "c"], actor="u", hold=True)
+    assert courier.delivered == []
+    assert set(outcomes(commands, issued).values()) == {State.HELD}
+
+    await commands.release(issued, ["a"])
+    assert outcomes(commands, issued) == {"a": State.SENT, "b": State.HELD, "c": State.HELD}
+    await commands.release(issued, ["a", "c"])
+    assert len(courier.delivered) == 1, "released twice, delivered once"
+    assert outcomes(commands, issued)["c"] is State.UNDELIVERABLE, "it is away, and is not waited for"
+
+
+async def test_what_is_held_for_too_long_expires(
+    commands: Commands, courier: FakeCourier, clock: VirtualClock
+) -> None:
+    courier.here = {"a"}
+    issued = await commands.issue(SCOPE, "x", ["a"], actor="u", hold=True, deliver_within_seconds=10)
+    await clock.advance(11)
+    await commands.expire()
+    assert outcomes(commands, issued) == {"a": State.EXPIRED}
+
+
+async def test_a_target_without_room_gets_the_next_when_it_has_some(
+    commands: Commands, courier: FakeCourier
+) -> None:
+    courier.here, courier.limits = {"a"}, {"a": 1}
+    first = await commands.issue(SCOPE, "one", ["a"], actor="u")
+    second = await commands.issue(SCOPE, "two", ["a"], actor="u")
+    third = await commands.issue(SCOPE, "three", ["a"], actor="u")
+    assert [verb for _, verb, _ in courier.delivered] == ["one"]
+    assert outcomes(commands, second) == {"a": State.WAITING}
+
+    await commands.ended("a", first.name, State.OK)
+    courier.held["a"].clear()
+    await commands.room("a")
+    assert [verb for _, verb, _ in courier.delivered] == ["one", "two"]
+    assert outcomes(commands, third) == {"a": State.WAITING}
+
+
+async def test_a_lost_session_ends_what_it_had_and_what_would_not_wait(
+    commands: Commands, courier: FakeCourier
+) -> None:
+    courier.here, courier.limits = {"a"}, {"a": 2}
+    once = await commands.issue(SCOPE, "once", ["a"], actor="u", repeatable=False)
+    again = await commands.issue(SCOPE, "again", ["a"], actor="u", repeatable=True)
+    queued = await commands.issue(SCOPE, "queued", ["a"], actor="u")
+    patient = await commands.issue(SCOPE, "patient", ["a"], actor="u", wait=True)
+
+    courier.here.clear()
+    await commands.lost("a", detail="gone")
+    assert outcomes(commands, once) == {"a": State.FAILED}
+    assert outcomes(commands, queued) == {"a": State.UNDELIVERABLE}
+    assert outcomes(commands, again) == {"a": State.SENT}, "it is sent again in the next session"
+    assert outcomes(commands, patient) == {"a": State.WAITING}
+    (target,) = commands.targets(once)
+    assert target.status is not None
+    assert target.status.detail == "gone"
+
+
+async def test_those_that_may_be_at_it_are_told_when_nobody_waits_any_more(
+    commands: Commands, courier: FakeCourier, clock: VirtualClock
+) -> None:
+    courier.here = {"a", "b"}
+    issued = await commands.issue(
+        SCOPE, "x", ["a", "b", "c"], actor="u", wait=True, run_for_seconds=10, deliver_within_seconds=100
+    )
+    await commands.cancel(SCOPE, issued.name, actor="u", targets={"a", "c"}, reason="enough")
+    assert courier.recalled == [("a", issued.name, "enough")], "c never had it"
+    assert outcomes(commands, issued) == {"a": State.CANCELLED, "b": State.SENT, "c": State.CANCELLED}
+
+    await clock.advance(11)
+    await commands.expire()
+    assert courier.recalled[1:] == [("b", issued.name, "no word came in time")]
+    assert outcomes(commands, issued)["b"] is State.TIMED_OUT
+
+
+async def test_a_result_is_kept_with_the_outcome_and_bounded(
+    commands: Commands, courier: FakeCourier
+) -> None:
+    courier.here = {"a"}
+    issued = await commands.issue(SCOPE, "x", ["a"], actor="u")
+    with pytest.raises(InvalidArgument, match="at most"):
+        await commands.ended("a", issued.name, State.OK, result=bytes(16 * 1024 + 1))
+    assert await commands.ended("a", issued.name, State.TIMED_OUT, detail="slow", result=b"shown")
+    (target,) = commands.targets(issued)
+    assert target.status is not None
+    assert (target.status.state, target.status.result) == (State.TIMED_OUT, b"shown")
+    assert not await commands.ended("a", issued.name, State.OK), "the first word stands"
+
+
+async def test_after_a_restart_nobody_has_a_session(
+    tmp_path: Path, clock: VirtualClock, courier: FakeCourier
+) -> None:
+    courier.here = {"a", "b"}
+    async with ledger(tmp_path, clock, courier) as (_, commands):
+        once = await commands.issue(SCOPE, "x", ["a"], actor="u", repeatable=False)
+        held = await commands.issue(SCOPE, "y", ["b"], actor="u", hold=True)
+    async with ledger(tmp_path, clock, courier) as (_, commands):
+        await commands.all_lost()
+        assert outcomes(commands, once) == {"a": State.FAILED}
+        assert outcomes(commands, held) == {"b": State.HELD}, "its turn may still come"

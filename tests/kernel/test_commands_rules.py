@@ -16,10 +16,30 @@ def test_the_table_has_a_row_for_every_state_and_no_way_out_of_an_outcome() -> N
 
 
 @pytest.mark.parametrize("state", sorted(OPEN))
-def test_from_every_open_state_time_cancelling_and_the_targets_word_lead_to_an_end(state: State) -> None:
-    for step in (Step.TOO_LATE, Step.CANCEL, Step.SUCCEEDED, Step.FAILED, Step.REMOVED):
+def test_from_every_open_state_time_and_cancelling_lead_to_an_end(state: State) -> None:
+    for step in (Step.TOO_LATE, Step.CANCEL, Step.REMOVED):
         for delivered in (False, True):
             assert after(state, step, delivered=delivered) in OUTCOMES
+
+
+@pytest.mark.parametrize("state", sorted(OPEN - {State.HELD}))
+@pytest.mark.parametrize("word", [Step.SUCCEEDED, Step.FAILED, Step.GAVE_UP, Step.STOPPED])
+def test_the_targets_word_ends_whatever_may_have_reached_it(state: State, word: Step) -> None:
+    for delivered in (False, True):
+        assert after(state, word, delivered=delivered) in OUTCOMES
+
+
+def test_nobody_can_answer_what_is_held() -> None:
+    for word in (Step.STARTED, Step.SUCCEEDED, Step.FAILED, Step.GAVE_UP, Step.STOPPED, Step.HAND_OVER):
+        assert after(State.HELD, word) is State.HELD
+    assert after(State.HELD, Step.RELEASE) is State.WAITING
+
+
+def test_a_lost_session_ends_only_what_cannot_be_sent_again() -> None:
+    for state in (State.SENT, State.RUNNING):
+        assert after(state, Step.LOST, repeatable=False) is State.FAILED
+        assert after(state, Step.LOST, repeatable=True) is state
+    assert after(State.WAITING, Step.LOST, repeatable=False) is State.WAITING
 
 
 @given(st.lists(st.sampled_from(Step)), st.booleans())

@@ -44,6 +44,12 @@ class Commander:
     def is_present(self, target: str) -> bool:
         return self._presences.open(target) is not None
 
+    def has_room(self, _target: str) -> bool:
+        return True  # agents queue what they are told themselves
+
+    def recall(self, target: str, command: str, reason: str) -> None:
+        """Agents know no way to take a command back: what they do is short."""
+
     def deliver(self, target: str, command: Command) -> bool:
         live = self._presences.open(target)
         if live is None:

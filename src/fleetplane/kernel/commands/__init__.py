@@ -1,8 +1,9 @@
 """The outcome ledger: every target of every command ends in exactly one outcome."""
 
+from fleetplane.kernel.commands.courier import CommandLimits, Courier
 from fleetplane.kernel.commands.kinds import COMMAND, COMMAND_TARGET, Command, CommandTarget, state_of
-from fleetplane.kernel.commands.ledger import CommandLimits, Commands, Courier
-from fleetplane.kernel.commands.rules import OPEN, OUTCOMES, State
+from fleetplane.kernel.commands.ledger import Commands
+from fleetplane.kernel.commands.rules import OPEN, OUTCOMES, UNDER_WAY, State
 from fleetplane.kernel.commands.runner import run
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "COMMAND_TARGET",
     "OPEN",
     "OUTCOMES",
+    "UNDER_WAY",
     "Command",
     "CommandLimits",
     "CommandTarget",

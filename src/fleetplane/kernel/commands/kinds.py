@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from fleetplane.kernel.commands.rules import OPEN, State
+from fleetplane.kernel.commands.rules import OPEN, UNDER_WAY, State
 from fleetplane.kernel.resources import Kind, Resource
 
 
@@ -53,6 +53,8 @@ class TargetStatus(msgspec.Struct, frozen=True, kw_only=True):
     """While it is delivered and has no outcome."""
     detail: str = ""
     """The target's own words, or why there are none."""
+    result: bytes = b""
+    """What came with them; means something only to whoever delivers commands."""
 
 
 Command = Resource[CommandSpec, CommandStatus]
@@ -80,4 +82,5 @@ def due_ns(target: CommandTarget) -> int | None:
     if not is_open(target):
         return None
     assert target.status is not None
-    return target.spec.deliver_by_ns if state_of(target) is State.WAITING else target.status.run_by_ns
+    under_way = state_of(target) in UNDER_WAY
+    return target.status.run_by_ns if under_way else target.spec.deliver_by_ns

@@ -8,14 +8,13 @@ Does not know what a command does, how it travels, or who may issue one.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
-from typing import Protocol
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import steps
+from fleetplane.kernel.commands.courier import CommandLimits, Courier
+from fleetplane.kernel.commands.index import OpenIndex
 from fleetplane.kernel.commands.kinds import (
     COMMAND,
     COMMAND_TARGET,
@@ -30,7 +29,7 @@ from fleetplane.kernel.commands.kinds import (
     targets_scope,
 )
 from fleetplane.kernel.commands.outputs import Outputs
-from fleetplane.kernel.commands.rules import State, Step
+from fleetplane.kernel.commands.rules import UNDER_WAY, State, Step
 from fleetplane.kernel.commands.steps import Move
 from fleetplane.kernel.errors import InvalidArgument, NotFound, ResourceExhausted
 from fleetplane.kernel.resources import Key
@@ -40,30 +39,6 @@ NS = 1_000_000_000
 ID_BYTES = 16
 BATCH = 256
 """Targets moved in one transaction, so that a large command never holds up other writers for long."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommandLimits:
-    targets: int = 10_000
-    """Of one command: about 300 bytes each, 3 MB in one transaction."""
-    open: int = 100_000
-    """Targets without an outcome in one channel; about 1 KB each in memory, 100 MB."""
-    payload_bytes: int = 256 * 1024
-    deliver_seconds: float = 30 * 86_400.0
-    run_seconds: float = 86_400.0
-    keep_seconds: float = 7 * 86_400.0
-    """How long a finished command can be looked up."""
-    retry_seconds: float = 5.0
-    """After which a target that is there, but took nothing, is tried again."""
-
-
-class Courier(Protocol):
-    """Whoever holds the sessions of a channel's targets."""
-
-    def is_present(self, target: str) -> bool: ...
-
-    def deliver(self, target: str, command: Command) -> bool:
-        """Put a command on the target's session; False if nothing took it."""
 
 
 class Commands:
@@ -84,28 +59,24 @@ class Commands:
         self._actor = f"commands/{channel}"
         self._courier = courier
         self._limits = limits or CommandLimits()
-        self._open: dict[str, dict[Key, int]] = {}
-        """By target: its open commands, and the revision each was issued at, which is their order."""
-        self._places: dict[tuple[str, str], Key] = {}
-        """From a command's id and a target to where that is written; open ones only."""
-        self._due: list[tuple[int, Key]] = []
+        self._index = OpenIndex(self._find)
         self.outputs = Outputs()
         self.ignored = 0
         """Words of targets that came after the end, or were about nothing known."""
 
     def __repr__(self) -> str:
-        return f"<Commands {self._channel} open={len(self._places)} targets={len(self._open)}>"
+        return f"<Commands {self._channel} {self._index!r}>"
 
     @property
     def open_count(self) -> int:
         """Targets without an outcome."""
-        return len(self._places)
+        return len(self._index)
 
     def recover(self) -> None:
         """Take up what an earlier run left open."""
         for target in self._store.list(COMMAND_TARGET):
             if target.spec.channel == self._channel:
-                self._note(target)
+                self._index.note(target)
 
     async def follow(self) -> None:
         """Learn of what was written although its writer went away before it heard so."""
@@ -115,7 +86,7 @@ class Commands:
                     key = event.resource.key
                     current = self._store.get(COMMAND_TARGET, key.scope, key.name)
                     if current is not None and current.spec.channel == self._channel:
-                        self._note(current)
+                        self._index.note(current)
 
     # Issuing.
 
@@ -131,16 +102,18 @@ class Commands:
         deliver_within_seconds: float = 60.0,
         run_for_seconds: float = 60.0,
         repeatable: bool = True,
+        hold: bool = False,
     ) -> Command:
         """Write a command down and send it. What the targets say to it is found out by watching.
 
+        What is to be held is only written down, until `release` lets it go to some of its targets.
         `deliver_within_seconds` bounds how long it waits for a target, `run_for_seconds` how long
         its word is waited for once it was sent.
         """
         self._check(targets, payload, deliver_within_seconds, run_for_seconds)
         command = self._clock.token_bytes(ID_BYTES).hex()
         below = targets_scope(scope, command)
-        first = {name: self._first_state(name, wait=wait) for name in targets}
+        first = {name: State.HELD if hold else self._first_state(name, wait=wait) for name in targets}
         spec = CommandSpec(
             channel=self._channel, verb=verb, payload=payload, actor=actor, targets=len(targets), wait=wait,
             repeatable=repeatable, run_for_ns=round(run_for_seconds * NS),
@@ -168,7 +141,7 @@ class Commands:
         done = await self._store.transact(change, actor=actor, action=f"command.{verb}", touches=touches)
         issued, made = done.value
         for target in made:
-            self._note(target)
+            self._index.note(target)
         await self._deliver(target.key for target in made if state_of(target) is State.SENT)
         return issued
 
@@ -184,23 +157,70 @@ class Commands:
             raise InvalidArgument(f"a command waits at most {limits.deliver_seconds:g} seconds")
         if not 0 < run_seconds <= limits.run_seconds:
             raise InvalidArgument(f"a command runs for at most {limits.run_seconds:g} seconds")
-        if len(self._places) + len(targets) > limits.open:
-            raise ResourceExhausted(f"{len(self._places)} commands are open, the most there may be")
+        if len(self._index) + len(targets) > limits.open:
+            raise ResourceExhausted(f"{len(self._index)} commands are open, the most there may be")
 
     def _first_state(self, target: str, *, wait: bool) -> State:
         if self._courier.is_present(target):
-            return State.SENT
+            return State.SENT if self._courier.has_room(target) else State.WAITING
         return State.WAITING if wait else State.UNDELIVERABLE
+
+    async def release(self, command: Command, targets: Sequence[str]) -> None:
+        """Let a held command go to some of its targets."""
+        below = targets_scope(command.scope, command.name)
+        for start in range(0, len(targets), BATCH):
+            moves = [
+                Move(
+                    key=COMMAND_TARGET.key(below, name),
+                    steps=(Step.RELEASE, *self._going(name, wait=command.spec.wait)),
+                    detail=steps.AWAY,
+                )
+                for name in targets[start : start + BATCH]
+            ]
+            await self._deliver(await self._move(moves))
+
+    def _going(self, target: str, *, wait: bool) -> tuple[Step, ...]:
+        match self._first_state(target, wait=wait):
+            case State.SENT:
+                return (Step.HAND_OVER,)
+            case State.UNDELIVERABLE:
+                return (Step.NOBODY,)
+            case _:
+                return ()
 
     # What happens to targets.
 
     async def arrived(self, target: str) -> None:
         """The target opened a session: send what waits, and again what may have been lost, in order."""
-        await self._deliver(
-            await self._move(
-                [Move(key=key, steps=(Step.NEW_SESSION, Step.HAND_OVER)) for key in self._of(target)]
-            )
-        )
+        await self._move([Move(key=key, steps=(Step.NEW_SESSION,)) for key in self._index.of(target)])
+        await self.room(target)
+
+    async def room(self, target: str) -> None:
+        """The target can take something: send what waits, in order, for as long as it can."""
+        for key in self._index.of(target):
+            if not (self._courier.is_present(target) and self._courier.has_room(target)):
+                return
+            found = self._find(key)
+            if found is not None and state_of(found) is State.WAITING:
+                await self._deliver(await self._move([Move(key=key, steps=(Step.HAND_OVER,))]))
+
+    async def lost(self, target: str, *, detail: str = "the session ended") -> None:
+        """The target's session ended: nobody will answer for what cannot be sent again."""
+        await self._lose(self._index.of(target), detail)
+
+    async def all_lost(self, *, detail: str = "the server was restarted") -> None:
+        """No target has a session, as after a restart."""
+        await self._lose(self._index.everything(), detail)
+
+    async def _lose(self, keys: Iterable[Key], detail: str) -> None:
+        moves = []
+        for key in keys:
+            target = self._find(key)
+            command = self._of_target(target) if target is not None else None
+            if command is not None:
+                leaving = (Step.LOST,) if command.spec.wait else (Step.LOST, Step.NOBODY)
+                moves.append(Move(key=key, steps=leaving, detail=detail))
+        await self._move(moves)
 
     async def started(self, target: str, command: str) -> bool:
         return await self._word(target, command, Step.STARTED, "")
@@ -209,13 +229,22 @@ class Commands:
         self, target: str, command: str, *, ok: bool, detail: str = "", output: str = ""
     ) -> bool:
         """The target's own word; False if nobody waits for it any more."""
-        if output and (command, target) in self._places:
+        if output and self._index.place(command, target) is not None:
             self.outputs.add(command, target, output)
         return await self._word(target, command, Step.SUCCEEDED if ok else Step.FAILED, detail)
 
-    async def _word(self, target: str, command: str, step: Step, detail: str) -> bool:
-        key = self._places.get((command, target))
-        moved = await self._move([Move(key=key, steps=(step,), detail=detail)]) if key is not None else ()
+    async def ended(
+        self, target: str, command: str, outcome: State, *, detail: str = "", result: bytes = b""
+    ) -> bool:
+        """The target's own word on how it ended, with what it has to show for it."""
+        if len(result) > self._limits.result_bytes:
+            raise InvalidArgument(f"a result has at most {self._limits.result_bytes} bytes", field="result")
+        return await self._word(target, command, _WORDS[outcome], detail, result)
+
+    async def _word(self, target: str, command: str, step: Step, detail: str, result: bytes = b"") -> bool:
+        key = self._index.place(command, target)
+        move = Move(key=key, steps=(step,), detail=detail, result=result) if key is not None else None
+        moved = await self._move([move]) if move is not None else ()
         self.ignored += not moved
         return bool(moved)
 
@@ -224,29 +253,41 @@ class Commands:
         await self._move(
             [
                 Move(key=key, steps=(Step.REMOVED,), detail="the target was removed")
-                for key in self._of(target)
+                for key in self._index.of(target)
             ]
         )
 
-    async def cancel(self, scope: str, command: str, *, actor: str) -> Command:
-        """Take a command back where it has no outcome yet. What was begun is not undone."""
-        if self._store.get(COMMAND, scope, command) is None:
-            raise NotFound(f"command {command} does not exist")
-        targets = self._store.list(COMMAND_TARGET, targets_scope(scope, command))
-        await self._move(
-            [
-                Move(key=one.key, steps=(Step.CANCEL,), detail=f"cancelled by {actor}")
-                for one in targets
-                if is_open(one)
-            ],
-            actor=actor,
-        )
+    async def cancel(
+        self,
+        scope: str,
+        command: str,
+        *,
+        actor: str,
+        targets: Collection[str] | None = None,
+        reason: str = "",
+    ) -> Command:
+        """Take a command back where it has no outcome yet, and tell those targets that have it.
+
+        What was begun is not undone by that; whether a target can stop is its own affair.
+        """
+        self._command(scope, command)
+        reason = reason or f"cancelled by {actor}"
+        doomed = [
+            one
+            for one in self._store.list(COMMAND_TARGET, targets_scope(scope, command))
+            if is_open(one) and (targets is None or one.name in targets)
+        ]
+        await self._end([one.key for one in doomed], Step.CANCEL, reason, actor=actor)
         return self._command(scope, command)
 
-    def _of(self, target: str) -> list[Key]:
-        """A target's open commands in the order of their issue."""
-        found = self._open.get(target, {})
-        return sorted(found, key=lambda key: (found[key], key))
+    async def _end(self, keys: Iterable[Key], step: Step, detail: str, *, actor: str = "") -> None:
+        """End targets against their will, and tell those that may be at it."""
+        before = {key: found for key in keys if (found := self._find(key)) is not None}
+        moves = [Move(key=key, steps=(step,), detail=detail) for key in before]
+        for key in await self._move(moves, actor=actor):
+            target = before[key]
+            if state_of(target) in UNDER_WAY:
+                self._courier.recall(target.spec.target, target.spec.command, detail)
 
     # Looking.
 
@@ -263,6 +304,12 @@ class Commands:
     def targets(self, command: Command) -> Sequence[CommandTarget]:
         return self._store.list(COMMAND_TARGET, targets_scope(command.scope, command.name))
 
+    def _find(self, key: Key) -> CommandTarget | None:
+        return self._store.get(COMMAND_TARGET, key.scope, key.name)
+
+    def _of_target(self, target: CommandTarget) -> Command | None:
+        return self._store.get(COMMAND, target.spec.command_scope, target.spec.command)
+
     def _command(self, scope: str, name: str) -> Command:
         found = self._store.get(COMMAND, scope, name)
         if found is None:
@@ -273,17 +320,14 @@ class Commands:
 
     def next_due_ns(self) -> int | None:
         """The moment before which `expire` has nothing to do."""
-        return self._due[0][0] if self._due else None
+        return self._index.next_due_ns()
 
     async def expire(self) -> None:
         """Move on whatever has waited or run for too long."""
         now_ns = self._clock.now_ns()
-        late: dict[Key, None] = {}
-        while self._due and self._due[0][0] <= now_ns:
-            late[heapq.heappop(self._due)[1]] = None
         overdue, retried = [], set()
-        for key in late:
-            target = self._store.get(COMMAND_TARGET, key.scope, key.name)
+        for key in self._index.late(now_ns):
+            target = self._find(key)
             due = due_ns(target) if target is not None else None
             if due is None:
                 continue
@@ -291,12 +335,12 @@ class Commands:
             if due <= now_ns:
                 overdue.append(key)
                 continue
-            heapq.heappush(self._due, (due, key))  # the deadline of an earlier state, or a retry
+            self._index.look_again(due, key)  # it was the deadline of an earlier state, or a retry
             if state_of(target) is State.WAITING and self._courier.is_present(target.spec.target):
                 retried.add(target.spec.target)
-        await self._move([Move(key=key, steps=(Step.TOO_LATE,), detail=steps.TOO_LATE) for key in overdue])
+        await self._end(overdue, Step.TOO_LATE, steps.TOO_LATE)
         for name in sorted(retried):
-            await self.arrived(name)
+            await self.room(name)
 
     async def sweep(self) -> int:
         """Forget commands that finished long ago; how many."""
@@ -323,18 +367,20 @@ class Commands:
         """Send what is written down as sent; take back what no session took."""
         returned = []
         for key in keys:
-            target = self._store.get(COMMAND_TARGET, key.scope, key.name)
+            target = self._find(key)
             if target is None or state_of(target) is not State.SENT:
                 continue  # cancelled or answered meanwhile
-            command = self._store.get(COMMAND, target.spec.command_scope, target.spec.command)
-            if command is None or self._courier.deliver(target.spec.target, command):
+            command = self._of_target(target)
+            name = target.spec.target
+            if command is None or self._courier.deliver(name, command):
                 continue
-            back = (Step.TURN_BACK,) if command.spec.wait else (Step.TURN_BACK, Step.NOBODY)
+            busy = self._courier.is_present(name) and not self._courier.has_room(name)
+            back = (Step.TURN_BACK,) if command.spec.wait or busy else (Step.TURN_BACK, Step.NOBODY)
             returned.append(Move(key=key, steps=back, detail="no session took it"))
         await self._move(returned)
         retry_ns = self._clock.now_ns() + round(self._limits.retry_seconds * NS)
         for move in returned:
-            heapq.heappush(self._due, (retry_ns, move.key))
+            self._index.look_again(retry_ns, move.key)
 
     async def _move(self, moves: Sequence[Move], *, actor: str = "") -> list[Key]:
         """Take steps; the keys of those targets for which they meant something."""
@@ -343,7 +389,7 @@ class Commands:
             batch = moves[start : start + BATCH]
             touches = {move.key for move in batch}
             for key in tuple(touches):
-                target = self._store.get(COMMAND_TARGET, key.scope, key.name)
+                target = self._find(key)
                 if target is not None:
                     touches.add(COMMAND.key(target.spec.command_scope, target.spec.command))
             done = await self._store.transact(
@@ -351,30 +397,15 @@ class Commands:
                 actor=actor or self._actor, action="command.step", touches=touches,
             )  # fmt: skip
             for target in done.value:
-                self._note(target)
+                self._index.note(target)
             moved += [target.key for target in done.value]
         return moved
 
-    def _note(self, target: CommandTarget) -> None:
-        """Keep the index of what is open, which is only a shorter way to what the store says."""
-        spec, key = target.spec, target.key
-        due = due_ns(target)
-        if due is None:
-            self._places.pop((spec.command, spec.target), None)
-            theirs = self._open.get(spec.target, {})
-            theirs.pop(key, None)
-            if not theirs:
-                self._open.pop(spec.target, None)
-            return
-        self._places[spec.command, spec.target] = key
-        self._open.setdefault(spec.target, {})[key] = target.created_revision
-        heapq.heappush(self._due, (due, key))
-        if len(self._due) > 4 * len(self._places) + BATCH:  # mostly deadlines that were met
-            self._due = sorted(self._deadlines())
 
-    def _deadlines(self) -> Iterable[tuple[int, Key]]:
-        for key in self._places.values():
-            target = self._store.get(COMMAND_TARGET, key.scope, key.name)
-            due = due_ns(target) if target is not None else None
-            if due is not None:
-                yield due, key
+_WORDS = {
+    State.OK: Step.SUCCEEDED,
+    State.FAILED: Step.FAILED,
+    State.TIMED_OUT: Step.GAVE_UP,
+    State.CANCELLED: Step.STOPPED,
+}
+"""The ways to end that a target can tell of itself."""

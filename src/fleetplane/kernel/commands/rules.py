@@ -1,15 +1,16 @@
 """How a command fares with one of its targets, as a table. Pure.
 
+    HELD       written down for later: whoever issued it has not let it go yet
     WAITING    written down, not yet handed over: the target is away, or about to be sent to
     SENT       handed to the target's open session; nothing heard of it yet
     RUNNING    the target said that it began
 
 and six ways to end, of which every target of every command gets exactly one:
 
-    OK, FAILED        the target's own word
+    OK, FAILED        the target's own word, or that its session ended and took the answer with it
     TIMED_OUT         it was delivered, and the time to run it passed without that word
     EXPIRED           the time to deliver it passed first
-    CANCELLED         whoever issued it took it back
+    CANCELLED         whoever issued it took it back, or the target says that it was stopped
     UNDELIVERABLE     there was nobody to deliver it to, and it was not to wait
 
 Two deadlines, because they mean different things: until `deliver_by` nothing has happened to
@@ -31,6 +32,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
+    HELD = "held"
     WAITING = "waiting"
     SENT = "sent"
     RUNNING = "running"
@@ -42,19 +44,25 @@ class State(StrEnum):
     UNDELIVERABLE = "undeliverable"
 
 
-OPEN = frozenset({State.WAITING, State.SENT, State.RUNNING})
+OPEN = frozenset({State.HELD, State.WAITING, State.SENT, State.RUNNING})
+UNDER_WAY = frozenset({State.SENT, State.RUNNING})
+"""The target has it, or may have it."""
 OUTCOMES = tuple(state for state in State if state not in OPEN)
 
 
 class Step(StrEnum):
     """What can happen."""
 
+    RELEASE = "release"
+    """What was held may go."""
     HAND_OVER = "hand_over"
     """About to be put on the target's session."""
     TURN_BACK = "turn_back"
     """The session did not take it after all: it certainly did not arrive."""
     NEW_SESSION = "new_session"
     """The target opened another session: what an older one was to deliver may not have arrived."""
+    LOST = "lost"
+    """The target's session ended. Nobody will answer for what it had, unless it can be sent again."""
     NOBODY = "nobody"
     """The target is away, and the command is not to wait."""
     REMOVED = "removed"
@@ -62,37 +70,52 @@ class Step(StrEnum):
     STARTED = "started"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    GAVE_UP = "gave_up"
+    """The target itself says that the time was not enough."""
+    STOPPED = "stopped"
+    """The target itself says that it was told to stop."""
     TOO_LATE = "too_late"
     """Its deadline has passed: which one depends on the state."""
     CANCEL = "cancel"
 
 
 S = State
+_WORDS = {
+    Step.SUCCEEDED: S.OK,
+    Step.FAILED: S.FAILED,
+    Step.GAVE_UP: S.TIMED_OUT,
+    Step.STOPPED: S.CANCELLED,
+}
 TABLE: Mapping[State, Mapping[Step, State]] = {
+    S.HELD: {
+        Step.RELEASE: S.WAITING,
+        Step.REMOVED: S.UNDELIVERABLE,
+        Step.TOO_LATE: S.EXPIRED,
+        Step.CANCEL: S.CANCELLED,
+    },
     S.WAITING: {
+        **_WORDS,
         Step.HAND_OVER: S.SENT,
         Step.NOBODY: S.UNDELIVERABLE,
         Step.REMOVED: S.UNDELIVERABLE,
         Step.STARTED: S.RUNNING,
-        Step.SUCCEEDED: S.OK,
-        Step.FAILED: S.FAILED,
         Step.TOO_LATE: S.EXPIRED,
         Step.CANCEL: S.CANCELLED,
     },
     S.SENT: {
+        **_WORDS,
         Step.TURN_BACK: S.WAITING,
         Step.NEW_SESSION: S.WAITING,
+        Step.LOST: S.FAILED,
         Step.REMOVED: S.FAILED,
         Step.STARTED: S.RUNNING,
-        Step.SUCCEEDED: S.OK,
-        Step.FAILED: S.FAILED,
         Step.TOO_LATE: S.TIMED_OUT,
         Step.CANCEL: S.CANCELLED,
     },
     S.RUNNING: {
+        **_WORDS,
+        Step.LOST: S.FAILED,
         Step.REMOVED: S.FAILED,
-        Step.SUCCEEDED: S.OK,
-        Step.FAILED: S.FAILED,
         Step.TOO_LATE: S.TIMED_OUT,
         Step.CANCEL: S.CANCELLED,
     },
@@ -106,7 +129,7 @@ def after(state: State, step: Step, *, repeatable: bool = True, delivered: bool 
     `delivered` says that an earlier session may have brought the command to its target, which is
     why WAITING then does not end as if nothing could have happened.
     """
-    if step is Step.NEW_SESSION and not repeatable:
+    if step is (Step.LOST if repeatable else Step.NEW_SESSION):
         return state
     if state is S.WAITING and delivered:
         return _AGAIN.get(step, TABLE[state].get(step, state))

@@ -26,6 +26,7 @@ from fleetplane.kernel.store import Draft
 DETAIL_LIMIT = 1024
 """Characters kept of a target's words; the rest of them is output."""
 TOO_LATE = "no word came in time"
+AWAY = "the target is away"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +36,12 @@ class Move:
     key: Key
     steps: Sequence[Step]
     detail: str = ""
+    result: bytes = b""
 
 
 def begun(state: State, spec: CommandSpec, now_ns: int) -> TargetStatus:
     if state is not State.SENT:
-        detail = "the target is away" if state is State.UNDELIVERABLE else ""
+        detail = AWAY if state is State.UNDELIVERABLE else ""
         return TargetStatus(state=state, changed_at_ns=now_ns, detail=detail)
     return TargetStatus(state=state, changed_at_ns=now_ns, deliveries=1, run_by_ns=now_ns + spec.run_for_ns)
 
@@ -84,6 +86,7 @@ def _taken(target: CommandTarget, move: Move, command: CommandSpec, now_ns: int)
             deliveries=status.deliveries + (step is Step.HAND_OVER) - (step is Step.TURN_BACK),
             run_by_ns=_run_by_ns(status, state, command, now_ns),
             detail="" if state in OPEN else move.detail[:DETAIL_LIMIT],
+            result=b"" if state in OPEN else move.result,
         )
     return status
 

@@ -1,0 +1,40 @@
+"""What a ledger of commands asks of whoever delivers them, and the bounds it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from fleetplane.kernel.commands.kinds import Command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandLimits:
+    targets: int = 10_000
+    """Of one command: about 300 bytes each, 3 MB in one transaction."""
+    open: int = 100_000
+    """Targets without an outcome in one channel; about 1 KB each in memory, 100 MB."""
+    payload_bytes: int = 256 * 1024
+    result_bytes: int = 16 * 1024
+    """Kept with a target's outcome."""
+    deliver_seconds: float = 30 * 86_400.0
+    run_seconds: float = 86_400.0
+    keep_seconds: float = 7 * 86_400.0
+    """How long a finished command can be looked up."""
+    retry_seconds: float = 5.0
+    """After which a target that is there, but took nothing, is tried again."""
+
+
+class Courier(Protocol):
+    """Whoever holds the sessions of a channel's targets."""
+
+    def is_present(self, target: str) -> bool: ...
+
+    def has_room(self, target: str) -> bool:
+        """Whether a target that is present would take one more; if not, `room` is called when it would."""
+
+    def deliver(self, target: str, command: Command) -> bool:
+        """Put a command on the target's session; False if nothing took it."""
+
+    def recall(self, target: str, command: str, reason: str) -> None:
+        """Tell the target that nobody waits for the command any more."""
