@@ -76,7 +76,8 @@ def encrypted(
     """TLS with our own certificate; callers show one of ours if `clients` says so."""
     tls = ephemeral_tls(authority, addresses, names)
     if clients != "none":
-        tls = replace(tls, client_ca=_in_memory(authority.certificate_pem), client_certificate=clients)
+        trust = MemoryFile(authority.trust_pem)
+        tls = replace(tls, client_ca=trust.path, client_certificate=clients, held=(*tls.held, trust))
     return ListenerSpec(name=name, addresses=tuple(addresses), app=app, tls=tls)
 
 
@@ -170,10 +171,20 @@ def ephemeral_tls(authority: Authority, addresses: Iterable[str], names: Iterabl
     known = {_host(address) for address in addresses} | {*names, *OWN_NAMES, socket.gethostname()}
     issued = authority.issue_server(sorted(known - UNSPECIFIED))
     assert issued.key_pem is not None
-    return TlsFiles(certificate=_in_memory(issued.certificate_pem), key=_in_memory(issued.key_pem))
+    certificate, key = MemoryFile(issued.certificate_pem), MemoryFile(issued.key_pem)
+    return TlsFiles(certificate=certificate.path, key=key.path, held=(certificate, key))
 
 
-def _in_memory(content: bytes) -> Path:
-    descriptor = os.memfd_create("fleetplane", os.MFD_CLOEXEC)
-    os.write(descriptor, content)
-    return Path(f"/proc/self/fd/{descriptor}")
+class MemoryFile:
+    """A file that only this process can open, for as long as somebody holds on to it."""
+
+    def __init__(self, content: bytes) -> None:
+        self._descriptor = os.memfd_create("fleetplane", os.MFD_CLOEXEC)
+        os.write(self._descriptor, content)
+        self.path = Path(f"/proc/self/fd/{self._descriptor}")
+
+    def __repr__(self) -> str:
+        return f"<MemoryFile {self.path}>"
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 import stat
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import grpc
 import pytest
 from rpc.probe import SERVICE, Probe, Value
 from rpc.targets import Certificates, make_app
+from throwaway_ca import ThrowawayCa
 
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.rpc import Listener, ListenerSpec, TlsFiles, open_listener
@@ -213,6 +215,74 @@ async def _connects(listener: Listener) -> bool:
         return False
     writer.close()
     return True
+
+
+async def asked(address: str, root: bytes) -> bytes:
+    """What the probe answers to a new client that trusts only this authority."""
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    credentials = grpc.ssl_channel_credentials(root)
+    async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
+        call: Any = channel.unary_unary(f"/{SERVICE}/Unary", Value.SerializeToString, Value.FromString)
+        answer = await call(Value(value=b"x"), timeout=5)
+        return bytes(answer.value)
+
+
+def tls_of(authority: ThrowawayCa, folder: Path) -> TlsFiles:
+    folder.mkdir()
+    certificate, key = authority.server(folder)
+    return TlsFiles(certificate=certificate, key=key)
+
+
+async def test_a_renewed_listener_presents_its_new_certificate_and_keeps_what_is_open(tmp_path: Path) -> None:
+    probe, old, new = Probe(), ThrowawayCa(name="old"), ThrowawayCa(name="new")
+    app = make_app(probe)
+    held = ListenerSpec(name="probe", addresses=("127.0.0.1:0",), app=app, tls=tls_of(old, tmp_path / "old"))
+    async with open_listener(held, grace_seconds=0.2) as listener:
+        address = listener.addresses[0].removeprefix("https://")
+        async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(old.pem)) as channel:
+            call: Any = channel.unary_stream(f"/{SERVICE}/Down", Value.SerializeToString, Value.FromString)
+            stream = call(Value(value=b"1"), metadata=(("behave", "hold-after"),))
+            assert (await stream.read()).value == b"0"
+            await listener.renew(tls_of(new, tmp_path / "new"))
+
+            for _ in range(10):  # none of them reaches the one before
+                assert await asked(address, new.pem) == b"x"
+            with pytest.raises(grpc.aio.AioRpcError):
+                await asked(address, old.pem)
+            await asyncio.sleep(0.4)  # longer than the grace of a stop
+            probe.journal.release.set()
+            assert await stream.read() is grpc.aio.EOF
+            assert await stream.code() is grpc.StatusCode.OK
+
+
+async def test_a_listener_that_cannot_be_renewed_stays_as_it_is(tmp_path: Path) -> None:
+    old = ThrowawayCa()
+    async with open_listener(
+        spec("127.0.0.1:0", tls=tls_of(old, tmp_path / "old")), grace_seconds=0.1
+    ) as listener:
+        with pytest.raises(SettingsError, match=r"none\.pem"):
+            await listener.renew(TlsFiles(certificate=tmp_path / "none.pem", key=tmp_path / "none.key"))
+        assert await asked(listener.addresses[0].removeprefix("https://"), old.pem) == b"x"
+
+
+async def endless(_scope: Any, _receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    while True:
+        await send({"type": "http.response.body", "body": bytes(1 << 20), "more_body": True})
+
+
+async def test_a_peer_that_stopped_reading_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    authority = ThrowawayCa()
+    context = ssl.create_default_context(cadata=authority.pem.decode())
+    tls = tls_of(authority, tmp_path / "tls")
+    held = ListenerSpec(name="probe", addresses=("127.0.0.1:0",), app=endless, tls=tls, http1=True)
+    async with asyncio.timeout(10):
+        async with open_listener(held, grace_seconds=0.2) as listener:
+            host, _, port = listener.addresses[0].removeprefix("https://").rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert await reader.readexactly(12) == b"HTTP/1.1 200"
+    writer.transport.abort()
 
 
 async def test_nothing_of_the_http_server_reaches_standard_error(capfd: pytest.CaptureFixture[str]) -> None:

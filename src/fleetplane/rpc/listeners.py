@@ -2,7 +2,8 @@
 
 Sockets are opened here and handed over, so that their files, modes and options are ours to
 decide. Timeouts that would end long quiet streams are off; what finds dead peers instead is
-written in `sockets`.
+written in `sockets`. The HTTP server reads its TLS files once, so a listener that is to present
+others runs a second one on the same sockets, and lets the first end with its connections.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -21,7 +22,7 @@ import structlog
 
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.rpc.descriptors import CONNECTIONS
-from fleetplane.rpc.sockets import BoundSocket, open_socket
+from fleetplane.rpc.sockets import BoundSocket, end_connections, open_socket
 
 _log = structlog.get_logger("fleetplane.rpc")
 
@@ -42,6 +43,8 @@ WEBSOCKET_MESSAGE_BYTES: Final = 64 * 1024
 WEBSOCKET_PING_SECONDS: Final = 20.0
 """Between pings, and for the answer to one: a client that vanished is noticed within 40 s."""
 START_SECONDS: Final = 10.0
+HANDOVER_SECONDS: Final = 7 * 86_400.0
+"""How long connections over TLS may outlive the certificate they were accepted with, after a `renew`."""
 RETRY_SECONDS: Final = 1.0
 """Before a listener that failed, for want of descriptors say, is tried again."""
 _NEVER: Final = 0.0
@@ -53,6 +56,8 @@ class TlsFiles:
     key: Path
     client_ca: Path | None = None
     client_certificate: Literal["none", "optional", "required"] = "none"
+    held: tuple[object, ...] = ()
+    """What must not be forgotten for as long as the files may be read, such as memory they lie in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,40 +76,109 @@ class ListenerSpec:
 class Listener:
     """A running listener."""
 
-    def __init__(self, name: str, sockets: list[BoundSocket], server: h2corn.Server, *, scheme: str) -> None:
-        self.name = name
+    def __init__(self, spec: ListenerSpec, sockets: list[BoundSocket], *, grace_seconds: float) -> None:
+        self.name = spec.name
+        scheme = "https" if spec.tls else "http"
         self.addresses = [bound.address(scheme) for bound in sockets]
         """Such as `http://127.0.0.1:50051`, `https://127.0.0.1:8992` or `unix:///run/device.sock`."""
+        self._spec = spec
         self._sockets = sockets
-        self._server = server
+        self._ports = frozenset(bound.port for bound in sockets if bound.port is not None)
+        self._grace_seconds = grace_seconds
+        self._runs: list[_Run] = []
+        """The last one accepts; those before it go on for the connections that they accepted."""
+        self._stopping = False
+
+    async def start(self) -> None:
+        await self._run(self._spec)
+        _log.info("listener.opened", listener=self.name, addresses=self.addresses)
+
+    async def renew(self, tls: TlsFiles) -> None:
+        """Present another certificate, and trust others, from the next connection on.
+
+        If that cannot be done, everything stays as it is.
+        """
+        await self._run(replace(self._spec, tls=tls))
+        _log.info("listener.renewed", listener=self.name, addresses=self.addresses)
+
+    async def _run(self, spec: ListenerSpec) -> None:
+        """Run the HTTP server as the spec says, and let the one before it end."""
+        run = _Run(spec, h2corn.Server(spec.app, self._config(spec)))
+        with _banner_withheld():
+            run.task = asyncio.create_task(run.serve(), name=f"listener-{self.name}")
+            await _started(spec, run.server, run.task)
+        self._spec = spec
+        self._runs = [earlier for earlier in self._runs if not earlier.task.done()]
+        for earlier in self._runs:
+            earlier.stop()
+        self._runs.append(run)
+        if self._stopping:  # while we were starting
+            run.stop()
+
+    def _config(self, spec: ListenerSpec) -> h2corn.Config:
+        # An HTTP server that is replaced goes on until its streams have ended. One that is stopped has
+        # its streams ended for it, by the application; what is left after the grace is cut in `stopped`.
+        lasting = HANDOVER_SECONDS if spec.tls is not None else self._grace_seconds
+        return _checked_config(spec, self._sockets, max(lasting, self._grace_seconds))
+
+    def stop_accepting(self) -> None:
+        """Take no new connections. Streams that are open go on until they end or the grace is over."""
+        self._stopping = True
+        for bound in self._sockets:
+            bound.close()
+        for run in self._runs:
+            run.stop()
+
+    async def stopped(self) -> None:
+        """Wait for what is open to end, for as long as the grace says, then cut it off."""
+        serving = [run.task for run in self._runs]
+        if not serving:
+            return
+        _, late = await asyncio.wait(serving, timeout=self._grace_seconds)
+        if late:
+            _log.warning("listener.grace_exceeded", listener=self.name, reason="connections were cut off")
+            end_connections(self._ports)
+        for task in serving:
+            try:
+                await task
+            except RuntimeError as error:
+                _log.warning("listener.grace_exceeded", listener=self.name, reason=str(error))
+
+    def __repr__(self) -> str:
+        return f"<Listener {self.name} {' '.join(self.addresses)}>"
+
+
+class _Run:
+    """One HTTP server on the listener's sockets, from its start until its last connection has ended."""
+
+    task: asyncio.Task[None]
+
+    def __init__(self, spec: ListenerSpec, server: h2corn.Server) -> None:
+        self.server = server
+        self._spec = spec
         self._stopping = asyncio.Event()
 
     async def serve(self) -> None:
         """Serve until told to stop. What the system refuses now, it may grant a moment later."""
         while True:
             try:
-                await self._server.serve()
+                await self.server.serve()
                 return
             except (OSError, RuntimeError) as error:
                 if self._stopping.is_set():
                     raise
                 _log.error(
-                    "listener.failed", listener=self.name, error=str(error), retry_seconds=RETRY_SECONDS
+                    "listener.failed", listener=self._spec.name, error=str(error), retry_seconds=RETRY_SECONDS
                 )
             with suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_SECONDS):
                     await self._stopping.wait()
                 return
 
-    def stop_accepting(self) -> None:
-        """Take no new connections. Streams that are open go on until they end or the grace is over."""
-        self._stopping.set()
-        for bound in self._sockets:
-            bound.close()
-        self._server.shutdown()
-
-    def __repr__(self) -> str:
-        return f"<Listener {self.name} {' '.join(self.addresses)}>"
+    def stop(self) -> None:
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self.server.shutdown()
 
 
 @asynccontextmanager
@@ -112,17 +186,13 @@ async def open_listener(spec: ListenerSpec, *, grace_seconds: float) -> AsyncIte
     """Listen from entry to exit. On exit, open streams have `grace_seconds` to end."""
     sockets = _open_all(spec)
     try:
-        server = h2corn.Server(spec.app, _checked_config(spec, sockets, grace_seconds))
-        listener = Listener(spec.name, sockets, server, scheme="https" if spec.tls else "http")
-        with _banner_withheld():
-            serving = asyncio.create_task(listener.serve(), name=f"listener-{spec.name}")
-            await _started(spec, server, serving)
-        _log.info("listener.opened", listener=spec.name, addresses=listener.addresses)
+        listener = Listener(spec, sockets, grace_seconds=grace_seconds)
+        await listener.start()
         try:
             yield listener
         finally:
             listener.stop_accepting()
-            await _stopped(spec, serving)
+            await listener.stopped()
     finally:
         for bound in sockets:
             bound.close()
@@ -155,14 +225,6 @@ async def _started(spec: ListenerSpec, server: h2corn.Server, serving: asyncio.T
         if isinstance(error, ValueError | OSError | RuntimeError):
             raise SettingsError(f"listener {spec.name} does not start: {error}") from error
         raise
-
-
-async def _stopped(spec: ListenerSpec, serving: asyncio.Task[None]) -> None:
-    """Wait for the HTTP server's own end, which its grace bounds."""
-    try:
-        await serving
-    except RuntimeError as error:
-        _log.warning("listener.grace_exceeded", listener=spec.name, reason=str(error))
 
 
 def _checked_config(spec: ListenerSpec, sockets: list[BoundSocket], grace_seconds: float) -> h2corn.Config:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -44,6 +45,11 @@ class BoundSocket:
         host, port = self.socket.getsockname()[:2]
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
+    @property
+    def port(self) -> int | None:
+        """None for a Unix socket."""
+        return None if self.path is not None else int(self.socket.getsockname()[1])
+
     def remove_file(self) -> None:
         """Take the socket file away, unless someone has put another in its place."""
         if self.path is None:
@@ -68,6 +74,26 @@ def open_socket(address: str, *, unix_mode: int) -> BoundSocket:
     if not colon or not port.isdecimal() or not host or int(port) > PORT_LIMIT:
         raise SettingsError(f"{address!r} is no address: use HOST:PORT, [IPV6]:PORT or unix:///PATH")
     return _open_tcp(host.removeprefix("[").removesuffix("]"), int(port), address)
+
+
+def end_connections(ports: Collection[int]) -> int:
+    """Cut off every TCP connection of this process that was accepted at one of the ports; how many.
+
+    The HTTP server owns them and offers no way to end one whose peer has stopped reading.
+    """
+    ended = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if not stat.S_ISSOCK(entry.stat().st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as found:
+                if found.family in (socket.AF_INET, socket.AF_INET6) and found.getsockname()[1] in ports:
+                    found.getpeername()  # one that listens has none
+                    found.shutdown(socket.SHUT_RDWR)
+                    ended += 1
+        except OSError:  # gone meanwhile, or not connected
+            continue
+    return ended
 
 
 def _open_tcp(host: str, port: int, address: str) -> BoundSocket:
