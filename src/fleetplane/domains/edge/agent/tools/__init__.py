@@ -1,0 +1,1 @@
+"""What a daemon can do on its machine when it is asked to."""
