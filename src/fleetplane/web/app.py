@@ -8,6 +8,7 @@ Errors of the one tree become the envelope here, and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Generic
 
 import msgspec
@@ -70,20 +71,24 @@ class Desk(Generic[C]):
         return await self._once(route, call, digest, body)
 
     async def _once(self, route: Route, call: Call[C], digest: str, body: bytes) -> Reply:
-        with self._answers.running(digest):
-            kept = await self._answers.find(digest, body)
+        def encode(content: Any) -> bytes:
+            return _encoded(route, content)
+
+        with self._answers.running(digest, body, status=route.status, encode=encode) as once:
+            kept = await self._answers.find(once)
             if kept is not None:
                 return _replayed(kept)
-            answer = await self._answer(route, call)
-            await self._answers.keep(
-                digest, body, status=answer.status_code, headers=answer.given, answer=answer.body
-            )
-            return answer
+            answer = await route.handler(replace(call, receipt=once))
+            await self._answers.keep(once, answer)
+            return Reply(route.status, answer.headers, encode(answer.content))
 
     async def _answer(self, route: Route, call: Call[C]) -> Reply:
         answer = await route.handler(call)
-        content = b"" if route.answer is None else _ENCODER.encode(answer.content)
-        return Reply(route.status, answer.headers, content)
+        return Reply(route.status, answer.headers, _encoded(route, answer.content))
+
+
+def _encoded(route: Route, content: Any) -> bytes:
+    return b"" if route.answer is None else _ENCODER.encode(content)
 
 
 class Reply(ASGIResponse):

@@ -42,6 +42,22 @@ class Headers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answer(Generic[T]):
+    content: T
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Receipt(Protocol):
+    """That a request must happen once: what it writes is recorded with its writes."""
+
+    def signed(self, actor: str) -> str:
+        """The name under which to write."""
+
+    def promise(self, view: Callable[[Any], Answer[Any]]) -> None:
+        """How the answer follows from what the writing transaction returns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[C]):
     """One request, after everything that every route has in common was seen to."""
 
@@ -55,7 +71,23 @@ class Call(Generic[C]):
     headers: Headers
     body: Any
     """As the route's shape; typed by the handler that takes it apart."""
+    receipt: Receipt | None = None
+    """None for requests that may happen as often as they are sent."""
     _caller: C | None = None
+
+    def signed(self, actor: str) -> str:
+        """Under which name to write what must happen once."""
+        return actor if self.receipt is None else self.receipt.signed(actor)
+
+    def answering(self, view: Callable[[Any], Answer[Any]]) -> Callable[[Any], Answer[Any]]:
+        """Say how the answer follows from what is written, so that both become durable together.
+
+        The view is given what the one transaction of the handler returns, inside the store's
+        writer: it must not wait, and sees the store as it was before.
+        """
+        if self.receipt is not None:
+            self.receipt.promise(view)
+        return view
 
     @property
     def caller(self) -> C:
@@ -65,12 +97,6 @@ class Call(Generic[C]):
     @property
     def user_agent(self) -> str:
         return self.headers.get("user-agent") or ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer(Generic[T]):
-    content: T
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 Handler = Callable[[Call[Any]], Awaitable[Answer[Any]]]

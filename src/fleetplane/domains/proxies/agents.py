@@ -91,20 +91,20 @@ class Agents:
         token = self._new_token(identity)
         digest = token_digest(token)
 
-        def change(draft: Draft) -> Agent:
+        def change(draft: Draft) -> Enrolment:
             claim_unique(draft, AGENT, scope, NAME, name, identity)
             register(draft, AGENT, scope, identity)
             draft.claim(AGENT_TOKEN, "", DIGEST, digest, identity)
             expires = draft.now_ns + hours * NS_PER_HOUR
             draft.put(AGENT_TOKEN, scope, identity, spec=AgentTokenSpec(digest=digest, expires_at_ns=expires))
-            return draft.put(AGENT, scope, identity, spec=AgentSpec(name=name, labels=labels))
+            made = draft.put(AGENT, scope, identity, spec=AgentSpec(name=name, labels=labels))
+            return Enrolment(agent=made, token=token, expires_at_ns=expires)
 
         async with self._workspaces.editing(scope):
             self._workspaces.require(scope)
             touches = [AGENT.key(scope, identity), AGENT_TOKEN.key(scope, identity)]
             done = await self._store.transact(change, actor=actor, action="agent.enrol", touches=touches)
-        made = done.value
-        return Enrolment(agent=made, token=token, expires_at_ns=made.created_at_ns + hours * NS_PER_HOUR)
+        return done.value
 
     def _new_token(self, agent: str) -> str:
         secret = base64.urlsafe_b64encode(self._clock.token_bytes(_SECRET_BYTES)).rstrip(b"=").decode()
@@ -152,7 +152,7 @@ class Agents:
             != clashes.targets(host.target_agents, identity, new)
             for host in hosts.values()
         )
-        written: Agent = (await self._workspaces.commit(scope, plan))[identity]
+        written: Agent = await self._workspaces.commit(scope, plan)
         return written
 
     async def delete(self, scope: str, identity: str, *, if_match: str | None, actor: str) -> None:

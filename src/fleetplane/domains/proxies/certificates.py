@@ -220,7 +220,7 @@ class Certificates:
             plan.also.append(lambda draft: register(draft, CERTIFICATE, scope, identity))
             if found is not None:
                 self._serve(plan, identity, spec, found)
-            made: Certificate = (await self._workspaces.commit(scope, plan))[identity]
+            made: Certificate = await self._workspaces.commit(scope, plan)
             return made
 
     async def issued(self, scope: str, identity: str, found: Material, *, actor: str) -> Certificate:
@@ -232,7 +232,7 @@ class Certificates:
                 Put(kind=CERTIFICATE, name=identity, spec=before.spec, before=before, status=found.status())
             )
             self._serve(plan, identity, before.spec, found)
-            written: Certificate = (await self._workspaces.commit(scope, plan))[identity]
+            written: Certificate = await self._workspaces.commit(scope, plan)
             return written
 
     def _serve(self, plan: Plan, identity: str, spec: CertificateSpec, found: Material) -> None:
@@ -259,7 +259,7 @@ class Certificates:
             plan.puts.append(
                 Put(kind=CERTIFICATE, name=identity, spec=before.spec, before=before, status=renewed)
             )
-            written: Certificate = (await self._workspaces.commit(scope, plan))[identity]
+            written: Certificate = await self._workspaces.commit(scope, plan)
             return written
 
     async def delete(self, scope: str, identity: str, *, if_match: str | None, actor: str) -> None:

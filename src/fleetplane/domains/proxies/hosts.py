@@ -64,7 +64,7 @@ class Hosts:
             plan = self._workspaces.plan(scope, cause="virtual_host.create", subject=identity, actor=actor)
             plan.puts.append(Put(kind=VIRTUAL_HOST, name=identity, spec=spec))
             plan.also.append(lambda draft: register(draft, VIRTUAL_HOST, scope, identity))
-            made: VirtualHost = (await self._workspaces.commit(scope, plan))[identity]
+            made: VirtualHost = await self._workspaces.commit(scope, plan)
             return made
 
     async def update(
@@ -77,7 +77,7 @@ class Hosts:
             rules.accept_host(spec, self._workspaces.surroundings(scope, without=identity))
             plan = self._workspaces.plan(scope, cause="virtual_host.update", subject=identity, actor=actor)
             plan.puts.append(Put(kind=VIRTUAL_HOST, name=identity, spec=spec, before=before))
-            written: VirtualHost = (await self._workspaces.commit(scope, plan))[identity]
+            written: VirtualHost = await self._workspaces.commit(scope, plan)
             return written
 
     async def delete(self, scope: str, identity: str, *, if_match: str | None, actor: str) -> None:
@@ -107,7 +107,7 @@ class Hosts:
             plan.puts.append(Put(kind=UPSTREAM, name=identity, spec=spec))
             plan.also.append(lambda draft: claim_unique(draft, UPSTREAM, scope, NAME, spec.name, identity))
             plan.also.append(lambda draft: register(draft, UPSTREAM, scope, identity))
-            made: Upstream = (await self._workspaces.commit(scope, plan))[identity]
+            made: Upstream = await self._workspaces.commit(scope, plan)
             return made
 
     async def update_upstream(
@@ -123,7 +123,7 @@ class Hosts:
             plan.also.append(
                 lambda draft: move_unique(draft, UPSTREAM, scope, NAME, before.spec.name, spec.name, identity)
             )
-            written: Upstream = (await self._workspaces.commit(scope, plan))[identity]
+            written: Upstream = await self._workspaces.commit(scope, plan)
             return written
 
     async def delete_upstream(self, scope: str, identity: str, *, if_match: str | None, actor: str) -> None:
@@ -160,7 +160,7 @@ class Hosts:
             before = self._store.get(SETTINGS, scope, SETTINGS_NAME)
             plan = self._workspaces.plan(scope, cause="settings.update", subject=SETTINGS_NAME, actor=actor)
             plan.puts.append(Put(kind=SETTINGS, name=SETTINGS_NAME, spec=spec, before=before))
-            written: WorkspaceSettings = (await self._workspaces.commit(scope, plan))[SETTINGS_NAME]
+            written: WorkspaceSettings = await self._workspaces.commit(scope, plan)
             return written
 
     def _room_for(self, scope: str, kind: AnyKind, limit: int) -> None:

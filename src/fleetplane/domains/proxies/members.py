@@ -145,23 +145,23 @@ class ApiTokens:
         refuse(problems)
         _may_grant(role, by)
         identity, scope = new_id(self._clock), organization_scope(organization)
+        minted = self._tokens.mint(_NAMESPACE + identity, roles=frozenset(), scope=scope, prefix=TOKEN_PREFIX)
 
-        def change(draft: Draft) -> ApiToken:
+        def change(draft: Draft) -> NewToken:
             if draft.get(ORGANIZATION, scope, organization) is None:
                 raise NotFound("organization not found")
             register(draft, API_TOKEN, scope, identity)
             expires = None if days is None else draft.now_ns + days * NS_PER_DAY
             spec = ApiTokenSpec(name=name, role=role, created_by=creator, expires_at_ns=expires)
-            return draft.put(API_TOKEN, scope, identity, spec=spec)
+            self._tokens.put(draft, minted)
+            record = draft.put(API_TOKEN, scope, identity, spec=spec)
+            return NewToken(record=record, token=minted.token)
 
         async with self._workspaces.editing(scope):
             touches = [API_TOKEN.key(scope, identity)]
-            # The record first: a token without one opens nothing, a record without a token neither.
             done = await self._store.transact(change, actor=actor, action="api_token.create", touches=touches)
-            token = await self._tokens.create(
-                _NAMESPACE + identity, roles=frozenset(), scope=scope, actor=actor, prefix=TOKEN_PREFIX
-            )
-        return NewToken(record=done.value, token=token)
+        self._tokens.admit(minted)
+        return done.value
 
     async def revoke(self, scope: str, identity: str, *, actor: str) -> None:
         await self._tokens.revoke(_NAMESPACE + identity, actor=actor)

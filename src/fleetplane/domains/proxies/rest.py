@@ -31,9 +31,19 @@ NS_PER_DAY = 24 * NS_PER_HOUR
 
 
 def actor(call: ProxyCall) -> str:
-    """Who is audited for a write, and under which circumstances."""
+    """Who is audited for a write, and under which circumstances; what it writes happens once."""
+    return call.signed(commander(call))
+
+
+def commander(call: ProxyCall) -> str:
+    """The same for a command to an agent. One that was not carried out may be given again."""
+    return circumstances(call, call.caller.name)
+
+
+def circumstances(call: ProxyCall, name: str) -> str:
+    """A name with what is known of the request."""
     return audit_trail.actor(
-        call.caller.name,
+        name,
         request_id=call.request_id,
         address=call.address,
         user_agent=call.user_agent,

@@ -26,6 +26,7 @@ from fleetplane.domains.proxies.rest import (
     ProxyCall,
     actor,
     changes,
+    circumstances,
     created,
     done,
 )
@@ -124,13 +125,13 @@ class AccountRoutes:
 
     async def login(self, call: ProxyCall) -> Answer[TokenPair]:
         body: requests.Login = call.body
-        who = f"login?request_id={call.request_id}&ip={call.address}"
+        who = circumstances(call, "login")
         pair = await self._accounts.login(body.email, body.password, address=call.address, actor=who)
         return Answer(content=pair)
 
     async def refresh(self, call: ProxyCall) -> Answer[TokenPair]:
         body: requests.Refresh = call.body
-        who = f"login?request_id={call.request_id}&ip={call.address}"
+        who = circumstances(call, "login")
         return Answer(content=await self._sessions.refresh(body.refresh_token, actor=who))
 
     async def logout(self, call: ProxyCall) -> Answer[None]:
@@ -171,8 +172,8 @@ class AccountRoutes:
     async def create_user(self, call: ProxyCall) -> Answer[views.UserView]:
         body: requests.CreateUser = call.body
         spec = UserSpec(email=body.email, name=body.name, is_system_admin=body.is_system_admin)
-        made = await self._accounts.create(spec, body.password, actor=actor(call))
-        return created(views.user(made), made, "users")
+        answer = call.answering(lambda made: created(views.user(made), made, "users"))
+        return answer(await self._accounts.create(spec, body.password, actor=actor(call)))
 
     async def user(self, call: ProxyCall) -> Answer[views.UserView]:
         return Answer(content=views.user(self._accounts.get(call.path["user_id"])))
@@ -212,11 +213,15 @@ class AccountRoutes:
         self._known(call, body.organization_id, needed)
         role = self._access.role_in(call.caller, body.organization_id)
         assert role is not None
-        made = await self._tokens.create(
-            body.organization_id, body.name, body.role, days=body.expires_in_days, by=role,
-            creator=call.caller.name, actor=actor(call),
+        answer = call.answering(
+            lambda made: created(views.api_token(made.record, made.token), made.record, "api-tokens")
+        )
+        return answer(
+            await self._tokens.create(
+                body.organization_id, body.name, body.role, days=body.expires_in_days, by=role,
+                creator=call.caller.name, actor=actor(call),
+            )
         )  # fmt: skip
-        return created(views.api_token(made.record, made.token), made.record, "api-tokens")
 
     def _known(self, call: ProxyCall, organization: str, permission: Permission) -> None:
         if self._access.locate(ORGANIZATION, organization) is None:

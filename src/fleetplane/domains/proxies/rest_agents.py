@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from fleetplane.domains.proxies import requests, selectors, views
 from fleetplane.domains.proxies.access import ADMINISTER, OPERATE, READ
-from fleetplane.domains.proxies.agents import Agents
+from fleetplane.domains.proxies.agents import Agents, Enrolment
 from fleetplane.domains.proxies.configuration import labels_of
 from fleetplane.domains.proxies.kinds import AGENT, Agent
 from fleetplane.domains.proxies.ports import (
@@ -30,6 +30,7 @@ from fleetplane.domains.proxies.rest import (
     ProxyCall,
     actor,
     changes,
+    commander,
     done,
     if_match,
     shown,
@@ -226,13 +227,12 @@ class AgentRoutes:
 
     async def enrol(self, call: ProxyCall) -> Answer[AgentTokenView]:
         body: requests.CreateAgentToken = call.body
-        made = await self._agents.enrol(
-            call.scope, body.name, body.labels, hours=body.expires_in_hours, actor=actor(call)
+        answer = call.answering(_enrolled)
+        return answer(
+            await self._agents.enrol(
+                call.scope, body.name, body.labels, hours=body.expires_in_hours, actor=actor(call)
+            )
         )
-        view = AgentTokenView(
-            token=made.token, agent_id=made.agent.name, expires_at=spelled(made.expires_at_ns)
-        )
-        return Answer(content=view, headers={"location": f"/v1/agents/{made.agent.name}"})
 
     async def get(self, call: ProxyCall) -> Answer[views.AgentView]:
         return self._shown(self._agents.get(call.scope, call.path["agent_id"]))
@@ -271,7 +271,7 @@ class AgentRoutes:
 
     async def _order(self, call: ProxyCall, order: Order) -> Answer[CommandView]:
         agent = self._agents.get(call.scope, call.path["agent_id"])
-        result = await self._commander.order(agent, order, actor=actor(call))
+        result = await self._commander.order(agent, order, actor=commander(call))
         view = CommandView(
             success=result.success,
             message=result.message or (_MESSAGES[order.verb] if result.success else "The command failed"),
@@ -325,6 +325,11 @@ class AgentRoutes:
         )  # fmt: skip
         meta = LogMeta(total=page.total, limit=limit, cursor=page.cursor or UNSET)
         return Answer(content=LogListing(data=page.entries, meta=meta))
+
+
+def _enrolled(made: Enrolment) -> Answer[AgentTokenView]:
+    view = AgentTokenView(token=made.token, agent_id=made.agent.name, expires_at=spelled(made.expires_at_ns))
+    return Answer(content=view, headers={"location": f"/v1/agents/{made.agent.name}"})
 
 
 def _statuses(text: str | None, problems: list[Problem]) -> tuple[int, int]:

@@ -166,8 +166,8 @@ class PlaceRoutes:
         if not call.caller.user or not (self._anyone_may_found or call.caller.is_system_admin):
             raise PermissionDenied("only a system administrator may create organizations here")
         spec = OrganizationSpec(name=body.name, slug=body.slug)
-        made = await self._places.create_organization(spec, owner=call.caller.user, actor=actor(call))
-        return created(views.organization(made), made, "organizations")
+        answer = call.answering(lambda made: created(views.organization(made), made, "organizations"))
+        return answer(await self._places.create_organization(spec, owner=call.caller.user, actor=actor(call)))
 
     async def organization(self, call: ProxyCall) -> Answer[views.OrganizationView]:
         found = self._places.organization(call.path["organization_id"])
@@ -227,10 +227,12 @@ class PlaceRoutes:
             raise Rejected(
                 Problem(field="email", message="There is no such user", code=Code.UNKNOWN_REFERENCE)
             )
-        made = await self._members.add(
-            call.path["organization_id"], user.name, body.role, by=self._role(call), actor=actor(call)
+        answer = call.answering(lambda made: Answer(content=views.member(made, user)))
+        return answer(
+            await self._members.add(
+                call.path["organization_id"], user.name, body.role, by=self._role(call), actor=actor(call)
+            )
         )
-        return Answer(content=views.member(made, user))
 
     async def change_member(self, call: ProxyCall) -> Answer[views.MemberView]:
         body: requests.ChangeMember = call.body
@@ -255,8 +257,10 @@ class PlaceRoutes:
     async def create_workspace(self, call: ProxyCall) -> Answer[views.WorkspaceView]:
         body: requests.CreatePlace = call.body
         spec = WorkspaceSpec(name=body.name, slug=body.slug)
-        made = await self._places.create_workspace(call.path["organization_id"], spec, actor=actor(call))
-        return created(views.workspace(made), made, "workspaces")
+        answer = call.answering(lambda made: created(views.workspace(made), made, "workspaces"))
+        return answer(
+            await self._places.create_workspace(call.path["organization_id"], spec, actor=actor(call))
+        )
 
     async def workspace(self, call: ProxyCall) -> Answer[views.WorkspaceView]:
         found = self._places.workspace(call.scope)

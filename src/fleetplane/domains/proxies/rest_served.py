@@ -175,7 +175,10 @@ class ServedRoutes:
         body: requests.CreateVirtualHost = call.body
         spec = body.spec()
         self._check_raw(call, frozenset(), spec)
-        made = await self._hosts.create(call.scope, spec, actor=actor(call))
+        answer = call.answering(self._created_host)
+        return answer(await self._hosts.create(call.scope, spec, actor=actor(call)))
+
+    def _created_host(self, made: VirtualHost) -> Answer[views.VirtualHostView]:
         view = views.virtual_host(made, detailed=True, warnings=self._warnings(made))
         return created(view, made, "virtual-hosts")
 
@@ -223,8 +226,8 @@ class ServedRoutes:
 
     async def create_upstream(self, call: ProxyCall) -> Answer[views.UpstreamView]:
         body: requests.CreateUpstream = call.body
-        made = await self._hosts.create_upstream(call.scope, body.spec(), actor=actor(call))
-        return created(views.upstream(made), made, "upstreams")
+        answer = call.answering(lambda made: created(views.upstream(made), made, "upstreams"))
+        return answer(await self._hosts.create_upstream(call.scope, body.spec(), actor=actor(call)))
 
     async def upstream(self, call: ProxyCall) -> Answer[views.UpstreamView]:
         found = self._hosts.upstream(call.scope, call.path["upstream_id"])
@@ -255,23 +258,30 @@ class ServedRoutes:
     async def request_certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
         body: requests.RequestCertificate = call.body
         spec = CertificateSpec(domain=body.domain.lower(), provider=body.provider, auto_renew=body.auto_renew)
-        made = await self._certificates.request(call.scope, spec, actor=actor(call))
+        answer = call.answering(self._created_certificate)
+        return answer(await self._certificates.request(call.scope, spec, actor=actor(call)))
+
+    def _created_certificate(self, made: Certificate) -> Answer[views.CertificateView]:
         return created(self._view(made), made, "certificates")
 
     async def import_certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
         body: requests.ImportCertificate = call.body
-        made = await self._certificates.bring(
-            call.scope, body.domain, body.certificate, body.private_key, actor=actor(call)
+        answer = call.answering(self._created_certificate)
+        return answer(
+            await self._certificates.bring(
+                call.scope, body.domain, body.certificate, body.private_key, actor=actor(call)
+            )
         )
-        return created(self._view(made), made, "certificates")
 
     async def certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
         found = self._certificates.get(call.scope, call.path["certificate_id"])
         return shown(self._view(found), found)
 
     async def renew_certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
-        renewed = await self._certificates.renew(call.scope, call.path["certificate_id"], actor=actor(call))
-        return shown(self._view(renewed), renewed)
+        answer = call.answering(lambda renewed: shown(self._view(renewed), renewed))
+        return answer(
+            await self._certificates.renew(call.scope, call.path["certificate_id"], actor=actor(call))
+        )
 
     async def revoke_certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
         body: requests.RevokeCertificate = call.body

@@ -24,7 +24,7 @@ from fleetplane.domains.proxies.kinds import (
     VirtualHostSpec,
 )
 from fleetplane.domains.proxies.ports import Commander, Order, Verb
-from fleetplane.domains.proxies.rest import PAGING, ProxyCall, actor
+from fleetplane.domains.proxies.rest import PAGING, ProxyCall, actor, commander
 from fleetplane.domains.proxies.rewriting import Bundle, Outcome, Rewriting
 from fleetplane.domains.proxies.values import DeploymentState
 from fleetplane.domains.proxies.workspaces import Workspaces
@@ -269,7 +269,7 @@ class VersionRoutes:
                         code=Code.UNKNOWN_REFERENCE)
             )  # fmt: skip
         order = Order(verb=Verb.VALIDATE, config_content=content)
-        result = await self._commander.order(agent, order, actor=actor(call))
+        result = await self._commander.order(agent, order, actor=commander(call))
         errors = [] if result.success else [Problem(field="config_content", message=result.message)]
         return Answer(
             content=ValidationView(

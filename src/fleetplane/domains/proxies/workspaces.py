@@ -152,8 +152,8 @@ class Workspaces:
             plan.redeploy = True
             await self.commit(scope, plan)
 
-    async def commit(self, scope: str, plan: Plan) -> dict[str, AnyResource]:
-        """Write it all; what was put, by name. The caller holds the workspace's lock."""
+    async def commit(self, scope: str, plan: Plan) -> Any:
+        """Write it all; what was put as the plan's subject, if anything. The caller holds the lock."""
         for put in plan.puts:
             _mention(plan.next, put.kind, put.name, put.spec)
         for gone in plan.deletes:
@@ -165,7 +165,7 @@ class Workspaces:
         dropped = self._unmentioned(scope, old, [one.spec for one in versions], made)
         added = {name: part for name, part in plan.next.parts.items() if self.part(scope, name) is None}
 
-        def change(draft: Draft) -> dict[str, AnyResource]:
+        def change(draft: Draft) -> AnyResource | None:
             for also in plan.also:
                 also(draft)
             for gone in plan.deletes:
@@ -177,7 +177,7 @@ class Workspaces:
                     draft.delete(CONFIG_VERSION, scope, version_name(version.version))
                 for name in dropped:
                     self._drop(draft, scope, name)
-            return written
+            return written.get(plan.subject)
 
         touches = [
             *(put.kind.key(scope, put.name) for put in plan.puts),

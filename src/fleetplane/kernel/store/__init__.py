@@ -1,5 +1,6 @@
 """The revisioned store: transactions, claims, the memory view and watches over one database."""
 
+from fleetplane.kernel.store.companions import Beside, Companion
 from fleetplane.kernel.store.draft import ABSENT, Committed, Draft, Expect, UndeclaredChange
 from fleetplane.kernel.store.engine import Claim
 from fleetplane.kernel.store.settings import StoreSettings, StoreStatistics
@@ -8,8 +9,10 @@ from fleetplane.kernel.store.transaction import Delete, Put, Release, Take, Tran
 
 __all__ = [
     "ABSENT",
+    "Beside",
     "Claim",
     "Committed",
+    "Companion",
     "Delete",
     "Draft",
     "Expect",

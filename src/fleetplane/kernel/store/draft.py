@@ -7,7 +7,7 @@ that amounts to; it does not know when or whether it becomes durable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Generic, Literal, Protocol, TypeVar
@@ -198,6 +198,11 @@ class Draft:
 
     def _buried(self, last: AnyResource) -> AnyResource:
         return msgspec.structs.replace(last, revision=self.revision, updated_at_ns=self.now_ns)
+
+    def differences(self) -> Iterator[tuple[AnyResource | None, AnyResource | None]]:
+        """Each resource that was put or deleted so far, as it was before and as it is now."""
+        for key, after in self._resources.items():
+            yield self._ground.get(key), after
 
     # Claims.
 

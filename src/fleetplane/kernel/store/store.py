@@ -25,6 +25,7 @@ from fleetplane.kernel.resources import (
     StatusT,
     check_text,
 )
+from fleetplane.kernel.store.companions import Companion, together
 from fleetplane.kernel.store.draft import Committed, Draft
 from fleetplane.kernel.store.engine import Claim, Engine
 from fleetplane.kernel.store.lock import exclusive
@@ -53,6 +54,7 @@ class Store:
         self._hub: Hub
         self._writer: Writer
         self._writing: asyncio.Task[None]
+        self._companions: tuple[Companion, ...] = ()
         self.exclusive = False
         """Whether no other process can have the same database open."""
 
@@ -200,8 +202,18 @@ class Store:
         """
         check_text("actor", actor, ACTOR_LIMIT_BYTES)
         check_text("action", action, ACTION_LIMIT_BYTES)
-        answer = self._writer.submit(change, actor=actor, action=action, touches=frozenset(touches))
+        keys = frozenset(touches)
+        if self._companions:
+            asked = (companion(actor, action, keys) for companion in self._companions)
+            if parts := [part for part in asked if part is not None]:
+                change = together(change, parts)
+                keys = keys.union(*(part.touches for part in parts))
+        answer = self._writer.submit(change, actor=actor, action=action, touches=keys)
         return cast("Committed[R]", await answer)
+
+    def accompany(self, companion: Companion) -> None:
+        """From now on, let it add to transactions what must be durable with them or not at all."""
+        self._companions += (companion,)
 
     async def apply(self, transaction: Transaction) -> Committed[None]:
         return await self.transact(
