@@ -1,0 +1,1 @@
+"""The node side of boards: pins, buses and measurements of one machine."""
