@@ -16,7 +16,7 @@ PACKAGE = Path(fleetplane.__file__).parent
 LAYERS = (
     "cli",
     "server", "agent",
-    "assembly", "endpoints", "housekeeping", "ready_file",
+    "assembly", "endpoints", "housekeeping", "presenting", "ready_file",
     "settings", "logs",
     "domains",
     "web",
@@ -27,7 +27,7 @@ LAYERS = (
 )  # fmt: skip
 SAME_FLOOR = (
     {"server", "agent"},
-    {"assembly", "endpoints", "housekeeping", "ready_file"},
+    {"assembly", "endpoints", "housekeeping", "presenting", "ready_file"},
     {"settings", "logs"},
 )
 

@@ -26,6 +26,7 @@ from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.store.metrics import StoreCollector
 from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.kernel.telemetry.metrics import TelemetryCollector
+from fleetplane.presenting import Presenting
 from fleetplane.rpc import (
     Authentication,
     Authenticator,
@@ -33,6 +34,7 @@ from fleetplane.rpc import (
     FixedPrincipal,
     GrpcApp,
     Listener,
+    ListenerSpec,
     MethodTable,
     open_listener,
 )
@@ -89,7 +91,13 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
         apps = compose(blueprints, domains, calls, clock, health)
         revocations.subscribe(lambda revoked: cut_off(apps.values(), revoked))
         _collect(registry, domains, calls, store)
-        specs = [endpoints.web(settings, ops, authority), *endpoints.grpc(settings, apps, domains, authority)]
+
+        def wanted() -> list[ListenerSpec]:
+            """How every listener is opened, with certificates made now."""
+            grpc = endpoints.grpc(settings, apps, domains, authority)
+            return [endpoints.web(settings, ops, authority), *grpc]
+
+        specs = wanted()
         connections = connections_per_listener(len(specs))
         listeners = [
             await stack.enter_async_context(
@@ -99,6 +107,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             )
             for spec in specs
         ]
+        presenting = Presenting(authority, listeners, wanted, apps.values(), clock)
         addresses = {listener.name: listener.addresses for listener in listeners}
         for domain in domains:
             domain.opened(addresses)
@@ -107,6 +116,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             chores = housekeeping.chores(store, clock)
             tasks.append(controllers.create_task(housekeeping.keep_house(chores, clock), name="housekeeping"))
             tasks.append(controllers.create_task(store.writing(), name="store"))
+            tasks.append(controllers.create_task(presenting.run(), name="presenting"))
             await health.serving()
             ops.readiness = Readiness.READY
             stack.enter_context(ready_file.published(settings.ready_file, addresses))

@@ -7,7 +7,7 @@ row, and hands each request to a `Call`. Knows nothing of the HTTP server beneat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -202,6 +202,13 @@ class GrpcApp:
     def end_calls_of(self, principal: str) -> int:
         """End the running calls of a principal that was revoked; how many there were."""
         theirs = [call for call in self._house.calls if call.is_by(principal)]
+        for call in theirs:
+            call.end(Ending.REVOKED)
+        return len(theirs)
+
+    def end_calls_where(self, refused: Callable[[Connection], bool]) -> int:
+        """End the running calls on connections that would not be accepted any more; how many there were."""
+        theirs = [call for call in self._house.calls if refused(call.connection)]
         for call in theirs:
             call.end(Ending.REVOKED)
         return len(theirs)

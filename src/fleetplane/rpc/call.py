@@ -264,6 +264,10 @@ class Call:
     def endless(self) -> bool:
         return self._method.row.endless
 
+    @property
+    def connection(self) -> Connection:
+        return self._context.connection
+
     def is_by(self, principal: str) -> bool:
         """Whether this call was admitted for the principal of that name."""
         admitted = getattr(self._context, "principal", None)
