@@ -16,13 +16,14 @@ from instances_lab import CONFIG_PATH, TENANT, document
 from fleetplane.domains.instances import rules
 from fleetplane.domains.instances.domain import BLUEPRINT
 from fleetplane.domains.instances.files import Addresses, FileMaker, Secrets
-from fleetplane.domains.instances.groups import Groups, GroupView
+from fleetplane.domains.instances.groups import Groups, GroupView, SilencePolicy
 from fleetplane.domains.instances.kinds import Instance, InstanceStatus
 from fleetplane.domains.instances.machinery import Machinery
 from fleetplane.domains.instances.providers.contract import ProviderContext
 from fleetplane.domains.instances.providers.mock import MockProvider
 from fleetplane.domains.instances.registry import Instances
 from fleetplane.domains.instances.reports import Report, Reports
+from fleetplane.kernel.freeze import freeze
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.kinds import KERNEL_KINDS
@@ -120,6 +121,9 @@ class Rig:
 
     # What happens to it.
 
+    async def freeze(self, reason: str) -> None:
+        await freeze(self.store, reason=reason, actor="ada")
+
     async def configure(self, wanted: dict[str, Any]) -> None:
         await self.objects.put(CONFIG_PATH, json.dumps(wanted).encode())
         await self.groups.refresh()
@@ -153,7 +157,9 @@ async def rig(
     *,
     clock: VirtualClock | None = None,
     provider: MockProvider | None = None,
+    **policy: float,
 ) -> AsyncIterator[Rig]:
+    """`policy`: what the server's settings say about silence."""
     clock = clock or VirtualClock()
     async with AsyncExitStack() as stack:
         kinds = (*KERNEL_KINDS, *BLUEPRINT.kinds)
@@ -165,7 +171,14 @@ async def rig(
         objects = LocalObjects(folder / "objects")
         await objects.put(CONFIG_PATH, json.dumps(wanted).encode())
         instances = Instances(store)
-        groups = Groups(store, instances, objects, shard="local", drain_on_scale_down=True)
+        groups = Groups(
+            store,
+            instances,
+            objects,
+            shard="local",
+            drain_on_scale_down=True,
+            silence=SilencePolicy(**policy),
+        )
         await groups.refresh()
         reports = Reports(clock)
         mock = provider or MockProvider(ProviderContext(clock=clock, state_directory=folder / "mock"))

@@ -22,7 +22,7 @@ from fleetplane.domains.instances.rules import (
 )
 from fleetplane.kernel.resources import Resource
 
-NS = rules.NS
+NS = 1_000_000_000
 NOW = 1_000_000 * NS
 POLICY = Policy()
 
@@ -131,7 +131,13 @@ def test_an_instance_that_missed_three_reports_is_drained_and_replaced() -> None
     patient = Member(instance=record("b"), heard_at_ns=NOW - 179 * NS)
 
     assert actions(group(2), silent, patient) == [
-        Drain(name="a", cause=Cause.UNHEALTHY, delete_at_ns=NOW + 300 * NS, replace=True),
+        Drain(
+            name="a",
+            cause=Cause.UNHEALTHY,
+            delete_at_ns=NOW + 300 * NS,
+            replace=True,
+            unhealthy_since_ns=NOW,
+        ),
         Create(),
     ]
 

@@ -56,15 +56,32 @@ class GroupView:
     infra_hash: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SilencePolicy:
+    """What is done when many instances fall silent at once; see `silence`."""
+
+    silence_share: float = 0.5
+    silence_window_seconds: float = 300.0
+    silence_hold_seconds: float = 900.0
+
+
 class Groups:
     def __init__(
-        self, store: Store, instances: Instances, objects: Objects, *, shard: str, drain_on_scale_down: bool
+        self,
+        store: Store,
+        instances: Instances,
+        objects: Objects,
+        *,
+        shard: str,
+        drain_on_scale_down: bool,
+        silence: SilencePolicy = SilencePolicy(),
     ) -> None:
         self._store = store
         self._instances = instances
         self._objects = objects
         self._shard = shard
         self._drain_on_scale_down = drain_on_scale_down
+        self._silence = silence
         self._loaded: Loaded | None = None
         self._views: tuple[tuple[str, int], Mapping[GroupKey, GroupView]] | None = None
         self._unresolved: dict[GroupKey, str] = {}
@@ -92,9 +109,13 @@ class Groups:
             )
         return self._loaded.configuration
 
-    def on_change(self, listener: Callable[[set[GroupKey]], None]) -> None:
-        """Be told which groups changed, appeared or went when the configuration did."""
+    def on_change(self, listener: Callable[[set[GroupKey]], None]) -> Callable[[], None]:
+        """Be told which groups changed, appeared or went when the configuration did.
+
+        Returns what ends it.
+        """
         self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     async def refresh(self) -> Refreshed:
         """Read the document again and put it in force if it is good."""
@@ -109,7 +130,7 @@ class Groups:
         log.info(
             "instances.configuration", etag=found.etag, path=found.path, groups=len(new), changed=len(changed)
         )
-        for listener in self._listeners:
+        for listener in tuple(self._listeners):
             listener(changed)
         return Refreshed(updated=True, before=before.etag if before else "", after=found.etag)
 
@@ -207,6 +228,9 @@ class Groups:
             eligible_age_seconds=shard.expiry.eligible_age_seconds or None,
             forced_age_seconds=shard.expiry.forced_age_seconds or None,
             on_demand_age_seconds=shard.expiry.ondemand_age_seconds or None,
+            silence_share=self._silence.silence_share,
+            silence_window_seconds=self._silence.silence_window_seconds,
+            silence_hold_seconds=self._silence.silence_hold_seconds,
         )
 
     def certificate_hours(self, role: ClientRole) -> float:

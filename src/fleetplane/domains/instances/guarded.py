@@ -9,7 +9,7 @@ idempotent by contract, which is what makes giving up on one safe.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import TypeVar
 
 import structlog
@@ -17,10 +17,16 @@ import structlog
 from fleetplane.domains.instances.providers.contract import (
     Created,
     CreateRequest,
+    Description,
+    ImageQuery,
+    LeaderNetwork,
+    LoadBalancer,
+    NatRoute,
     Observed,
     Page,
     Provider,
     ProviderError,
+    TargetState,
 )
 from fleetplane.kernel.errors import FleetplaneError
 
@@ -31,9 +37,11 @@ R = TypeVar("R")
 CHECK_SECONDS = 5.0
 """Within which it must say how one instance is, or whether a subnet has room."""
 LIST_SECONDS = 30.0
-"""For one page."""
+"""For one page, or the members of one load balancer, or the images that match."""
 CHANGE_SECONDS = 60.0
-"""To accept that a machine be made or removed; not until it is."""
+"""To accept that a machine be made or removed; not until it is. Also for routes and load balancers."""
+MOVE_SECONDS = 150.0
+"""To take a network interface from one machine to another: clouds are slow to let go of one."""
 
 
 class GuardedProvider:
@@ -55,6 +63,16 @@ class GuardedProvider:
     def __repr__(self) -> str:
         return f"<GuardedProvider {self._provider!r}>"
 
+    @property
+    def kind(self) -> str:
+        return self._provider.kind
+
+    def describe(self) -> Description:
+        return self._provider.describe()
+
+    def is_spot(self, args: Mapping[str, object]) -> bool:
+        return self._provider.is_spot(args)
+
     async def create_instance(self, request: CreateRequest) -> Created:
         return await self._within(self._change_seconds, self._provider.create_instance(request), "create")
 
@@ -74,6 +92,43 @@ class GuardedProvider:
         return await self._within(
             self._check_seconds, self._provider.check_subnet_capacity(subnet), "check_subnet"
         )
+
+    # What not every infrastructure has.
+
+    async def register_with_lb(self, provider_id: str, balancer: LoadBalancer, *, zone: str) -> None:
+        call = self._provider.register_with_lb(provider_id, balancer, zone=zone)
+        await self._within(self._change_seconds, call, "register_with_lb")
+
+    async def deregister_from_lb(self, provider_id: str, balancer: LoadBalancer, *, zone: str) -> None:
+        call = self._provider.deregister_from_lb(provider_id, balancer, zone=zone)
+        await self._within(self._change_seconds, call, "deregister_from_lb")
+
+    async def get_lb_target_state(
+        self, provider_id: str, balancer: LoadBalancer, *, zone: str
+    ) -> TargetState:
+        call = self._provider.get_lb_target_state(provider_id, balancer, zone=zone)
+        return await self._within(self._check_seconds, call, "lb_target_state")
+
+    async def list_lb_instances(self, balancer: LoadBalancer, *, zone: str) -> tuple[str, ...]:
+        call = self._provider.list_lb_instances(balancer, zone=zone)
+        return await self._within(self._list_seconds, call, "list_lb_instances")
+
+    async def ensure_nat_route(self, route: NatRoute) -> None:
+        await self._within(self._change_seconds, self._provider.ensure_nat_route(route), "ensure_nat_route")
+
+    async def remove_nat_route(self, route: NatRoute) -> None:
+        await self._within(self._change_seconds, self._provider.remove_nat_route(route), "remove_nat_route")
+
+    async def assign_leader_network(self, provider_id: str, network: LeaderNetwork) -> None:
+        call = self._provider.assign_leader_network(provider_id, network)
+        await self._within(MOVE_SECONDS, call, "assign_leader_network")
+
+    async def release_leader_network(self, provider_id: str, network: LeaderNetwork) -> None:
+        call = self._provider.release_leader_network(provider_id, network)
+        await self._within(self._change_seconds, call, "release_leader_network")
+
+    async def find_image(self, query: ImageQuery) -> str:
+        return await self._within(self._list_seconds, self._provider.find_image(query), "find_image")
 
     async def _within(self, seconds: float, call: Awaitable[R], operation: str) -> R:
         kind = self._provider.kind

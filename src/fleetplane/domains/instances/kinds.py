@@ -37,6 +37,12 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Of its files at that time; stands in its nonce."""
     replaces: str = ""
     """The instance whose place it is to take."""
+    provider: str = ""
+    """The kind of provider it was asked of; empty in old records."""
+    serves: str = ""
+    """Of a NAT instance: the subnet whose way out it is."""
+    public_ipv4: str = ""
+    """Of a NAT instance: the fixed address that goes with that way, if any."""
 
 
 class Drain(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +55,24 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
     acked_at_ns: int | None = None
     replace: bool = True
     """Whether another must exist before this one goes."""
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A place that a load balancer sends traffic to."""
+
+    id: str
+    target_port: int = 0
+    proxy_port: int = 0
+
+
+class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance behind a load balancer. Written before anyone is asked, so that it can be undone, and
+    with the places themselves, so that it can be undone when the configuration no longer names them."""
+
+    targets: tuple[Target, ...]
+    attached_at_ns: int | None = None
+    detached_at_ns: int | None = None
+    """When it was taken out; connections may still be ending."""
 
 
 class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +90,10 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """SHA-256 of the public key it registered with, so that a retry can be told from a theft."""
     certificate_serial: str = ""
     certificate_expires_at_ns: int | None = None
+    certificate_authority: str = ""
+    """The key of the authority that signed it; empty in old records."""
+    trust: str = ""
+    """Which set of authorities its agent said that it trusts."""
     private_ipv4: str = ""
     private_ipv6: str = ""
     hostname: str = ""
@@ -77,6 +105,11 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     deleted_at_ns: int | None = None
     """When it was found gone; the record is purged some time later."""
     last_error: str = ""
+    """What went wrong the last time something was tried with it; empty once that has worked."""
+    balancers: dict[str, Attachment] = {}
+    """Load balancers it is behind, by key."""
+    routed_at_ns: int | None = None
+    """Of a NAT instance: since when its subnet's way out leads through it."""
 
 
 class GroupOverride(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +120,8 @@ class GroupOverride(msgspec.Struct, frozen=True, kw_only=True):
     instance_type: str = ""
     subnet_pool: str = ""
     vars: dict[str, str] = {}
+    args: dict[str, str] = {}
+    """For the provider, over those that are configured."""
 
 
 class Nothing(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +149,8 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     certificate_serial: str
     registered_at_ns: int
     expires_at_ns: int
+    authority: str = ""
+    """The key of the authority that signed the certificate; empty in old records."""
 
 
 Instance = Resource[InstanceSpec, InstanceStatus]

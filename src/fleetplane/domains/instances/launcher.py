@@ -118,7 +118,11 @@ class Launcher:
         view = self._groups.view_of(instance)
         if view is None:
             raise FailedPrecondition(f"group {instance.spec.group!r} is gone")
-        created = await self._provider.create_instance(self._request(instance, view))
+        try:
+            created = await self._provider.create_instance(self._request(instance, view))
+        except FleetplaneError as error:
+            await self._instances.note_error(tenant, name, error.message)
+            raise
 
         def provisioned(status: InstanceStatus, _now_ns: int) -> InstanceStatus:
             return _with_machine(status, created)
@@ -254,4 +258,5 @@ def _with_machine(status: InstanceStatus, created: Created) -> InstanceStatus:
         private_ipv4=status.private_ipv4 or created.private_ipv4,
         private_ipv6=status.private_ipv6 or created.private_ipv6,
         hostname=status.hostname or created.hostname,
+        last_error="",
     )

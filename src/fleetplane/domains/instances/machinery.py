@@ -8,7 +8,8 @@ from pathlib import Path
 
 import structlog
 
-from fleetplane.domains.instances.controller import ErrorSink, GroupController, Parts
+from fleetplane.domains.instances.balancers import Balancers
+from fleetplane.domains.instances.controller import GroupController
 from fleetplane.domains.instances.files import Addresses, FileMaker
 from fleetplane.domains.instances.groups import Groups
 from fleetplane.domains.instances.guarded import GuardedProvider
@@ -19,6 +20,7 @@ from fleetplane.domains.instances.providers import registry as providers
 from fleetplane.domains.instances.providers.contract import Provider, ProviderContext
 from fleetplane.domains.instances.registry import Instances
 from fleetplane.domains.instances.reports import Reports
+from fleetplane.domains.instances.work import ErrorSink, Parts
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
@@ -73,6 +75,7 @@ class Machinery:
                 provider=guarded,
                 observations=self.observations,
                 launcher=self.launcher,
+                balancers=Balancers(guarded, instances, groups, clock),
                 clock=clock,
                 complain=complain,
                 gone=gone,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 
@@ -14,11 +14,13 @@ from fleetplane.kernel.errors import FleetplaneError
 
 log = structlog.get_logger(__name__)
 
+NS = 1_000_000_000
 PAGE = 200
 PAGES_LIMIT = 10_000
 """Of one list: two million instances, or a provider whose pages lead in circles."""
 SETTLING_SECONDS = 30.0
-"""How long a fresh instance may be missing from the provider's lists: they lag behind creation."""
+"""How long a fresh instance may be missing from the lists of a provider that is not prompt: they lag
+behind creation."""
 
 
 class Observations:
@@ -29,6 +31,7 @@ class Observations:
         self._gone: set[str] = set()
         """Those that the provider was asked about by name and did not have."""
         self._listed_at_ns: int | None = None
+        self._settling_ns = 0 if provider.describe().prompt else round(SETTLING_SECONDS * NS)
 
     def __repr__(self) -> str:
         return f"<Observations seen={len(self._seen)} gone={len(self._gone)}>"
@@ -42,8 +45,14 @@ class Observations:
             return seen.status.unhealthy
         # From the last thing that happened to it, not from its record's beginning: a provider that
         # refused for a while made it only just now.
-        settled_ns = instance.updated_at_ns + round(SETTLING_SECONDS * 1e9)
+        settled_ns = instance.updated_at_ns + self._settling_ns
         return self._listed_at_ns is not None and self._listed_at_ns > settled_ns
+
+    def doubtful(self, instance: Instance) -> bool:
+        """Whether the last list lacks it, which is no proof yet."""
+        if instance.name in self._seen or instance.name in self._gone or self._listed_at_ns is None:
+            return False
+        return self._listed_at_ns > instance.updated_at_ns and not self.lost(instance)
 
     def alive(self, instance: Instance) -> bool:
         """Whether a list that was begun after the instance was found gone has it all the same."""
@@ -98,14 +107,14 @@ class Observations:
         self._listed_at_ns = began_ns
 
     async def watch_over(
-        self, owner: Callable[[], tuple[str, str, float]], looked: Callable[[], None]
+        self, owner: Callable[[], tuple[str, str, float]], looked: Callable[[], Awaitable[None]]
     ) -> None:
         """Keep looking until cancelled; `owner` gives cluster, shard and the seconds between looks."""
         while True:
             cluster, shard, seconds = owner()
             try:
                 await self.look_at_all(cluster, shard)
-                looked()
+                await looked()
             except FleetplaneError as error:
                 # Nothing is known, which is no reason to act; the next look will tell.
                 log.warning("instances.provider_silent", reason=error.reason, error=error.message)

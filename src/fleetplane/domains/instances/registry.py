@@ -34,6 +34,8 @@ SERVER = "system/instances"
 """The actor of what the server does by itself."""
 KEYS_LIMIT = 64
 """Public keys kept of one instance."""
+ERROR_LIMIT = 256
+"""Characters kept of what went wrong with one."""
 
 GroupKey = tuple[str, str]
 """Tenant and group."""
@@ -134,6 +136,18 @@ class Instances:
         if done is None:
             raise NotFound(f"instance {name!r} is not known", details={"instance_id": name})
         return done
+
+    async def note_error(self, tenant: str, name: str, text: str) -> None:
+        """Leave in the record what went wrong; an error that stays the same is written once."""
+        text = text[:ERROR_LIMIT]
+        known = self.find(tenant, name)
+        if known is None or (known.status is not None and known.status.last_error == text):
+            return
+
+        def noted(status: InstanceStatus, _now_ns: int) -> InstanceStatus:
+            return msgspec.structs.replace(status, last_error=text)
+
+        await self.step(tenant, name, noted, action="error")
 
     async def purge(self, tenant: str, name: str) -> None:
         """Forget the record, and the keys its agent had handed in."""

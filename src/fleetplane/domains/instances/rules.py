@@ -21,153 +21,60 @@ drained, unless the provider itself lost it or somebody asked for just that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable, Iterator, Sequence
 
+from fleetplane.domains.instances import silence
 from fleetplane.domains.instances.kinds import Instance
+from fleetplane.domains.instances.plans import (
+    MISSED_REPORTS,
+    NS,
+    Action,
+    Cause,
+    Create,
+    Delete,
+    Drain,
+    GroupFacts,
+    Mark,
+    Member,
+    Plan,
+    Policy,
+    Provision,
+    Purge,
+    State,
+    state,
+)
+from fleetplane.domains.instances.silence import Silence
 
-NS = 1_000_000_000
-MISSED_REPORTS = 3
-"""Reports that may fail to come before an instance counts as unhealthy."""
-
-
-class State(StrEnum):
-    PENDING = "pending"
-    PROVISIONED = "provisioned"
-    REGISTERED = "registered"
-    DRAINING = "draining"
-    DELETING = "deleting"
-    DELETED = "deleted"
-
-
-class Cause(StrEnum):
-    """Why an instance goes; told to operators as the reason."""
-
-    SPOT = "spot-terminating"
-    UNHEALTHY = "unhealthy"
-    FORCED_EXPIRY = "forced-expiry"
-    ELIGIBLE_EXPIRY = "eligible-expiry"
-    ON_DEMAND_EXPIRY = "on-demand-expiry"
-    DRIFT = "config-drift"
-    SCALE_DOWN = "scale-down"
-    GROUP_DELETED = "group-deleted"
-    PROVIDER_LOST = "provider-lost"
-    NEVER_REGISTERED = "never-registered"
-    REQUESTED = "requested"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    report_interval_seconds: float = 60.0
-    registration_timeout_seconds: float = 300.0
-    deleted_retention_seconds: float = 1800.0
-    drain_timeout_seconds: float = 300.0
-    drain_on_scale_down: bool = True
-    eligible_age_seconds: float | None = None
-    forced_age_seconds: float | None = None
-    on_demand_age_seconds: float | None = None
-
-    @property
-    def unhealthy_after_seconds(self) -> float:
-        return MISSED_REPORTS * self.report_interval_seconds
+__all__ = [
+    "MISSED_REPORTS",
+    "Action",
+    "Cause",
+    "Create",
+    "Delete",
+    "Drain",
+    "GroupFacts",
+    "Mark",
+    "Member",
+    "Plan",
+    "Policy",
+    "Provision",
+    "Purge",
+    "State",
+    "decide",
+    "state",
+]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupFacts:
-    key: str
-    desired: int
-    """How many there should be; 0 for a group that is gone or whose tenant sleeps."""
-    exists: bool = True
-    infra_hash: str | None = None
-    drain_timeout_seconds: float | None = None
-    """The group's own; None means the policy's, 0 means at once."""
-    frozen: str = ""
-    """Who froze automation here and why; empty if nobody did."""
-    frozen_until_ns: int | None = None
-    """When the freeze ends by itself, if it does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """An instance and what was seen of it lately."""
-
-    instance: Instance
-    heard_at_ns: int | None = None
-    """When its agent last reported, to this server's knowledge; the server's start at the earliest."""
-    lost: bool = False
-    """The provider does not know it any more, or says that it is on its way out."""
-    alive: bool = False
-    """The provider has it although it was found gone before: its creation overtook its deletion."""
-    spot_deadline_ns: int | None = None
-    """A termination notice, and when it takes effect."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Create:
-    """Make one more instance for the group."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provision:
-    """Ask the provider for a recorded instance, again if need be: the same id never makes two."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drain:
-    name: str
-    cause: Cause
-    delete_at_ns: int
-    replace: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delete:
-    name: str
-    cause: Cause
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Purge:
-    """Forget the record of an instance that is long gone."""
-
-    name: str
-
-
-Action = Create | Provision | Drain | Delete | Purge
-
-
-@dataclass(slots=True)
-class Plan:
-    actions: list[Action] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)
-    """Why nothing more is done now; for whoever asks why nothing is happening."""
-    due_ns: int | None = None
-    """When to look again even if nothing happens."""
-
-    def look_again(self, at_ns: int) -> None:
-        self.due_ns = at_ns if self.due_ns is None else min(self.due_ns, at_ns)
-
-
-def state(instance: Instance) -> State:
-    status = instance.status
-    if status is None:
-        return State.PENDING
-    if status.deleted_at_ns is not None:
-        return State.DELETED
-    if status.deleting_at_ns is not None:
-        return State.DELETING
-    if status.drain is not None:
-        return State.DRAINING
-    if not status.provider_id:
-        return State.PENDING
-    return State.REGISTERED if status.registered_at_ns is not None else State.PROVISIONED
-
-
-def decide(group: GroupFacts, members: Sequence[Member], policy: Policy, *, now_ns: int) -> Plan:
-    """The whole pass over one group."""
+def decide(
+    group: GroupFacts,
+    members: Sequence[Member],
+    policy: Policy,
+    *,
+    now_ns: int,
+    tenant: Callable[[], Silence] = Silence,
+) -> Plan:
+    """The whole pass over one group. `tenant` tells how many of all the tenant's instances are silent; it
+    is asked only when it matters, because it means looking at everyone."""
     plan = Plan()
     if group.frozen:
         _frozen(group, members, plan)
@@ -175,7 +82,7 @@ def decide(group: GroupFacts, members: Sequence[Member], policy: Policy, *, now_
     members = sorted(members, key=lambda member: (member.instance.created_at_ns, member.instance.name))
     going = {_name(action) for action in _departures(group, members, plan, policy, now_ns)}
     staying = [member for member in members if member.instance.name not in going]
-    leaving = {_name(drain) for drain in _drains(group, staying, plan, policy, now_ns)}
+    leaving = {_name(drain) for drain in _drains(group, staying, plan, policy, now_ns, tenant)}
     _growth(group, [member for member in staying if member.instance.name not in leaving], staying, plan)
     return plan
 
@@ -228,6 +135,8 @@ def _overstayed(group: GroupFacts, staying: Sequence[Member], plan: Plan, now_ns
     for member in standing:
         if not _is_over(member.instance, now_ns):
             continue
+        if member.needed:
+            continue
         if spare > 0:
             spare -= 1
             action = Delete(name=member.instance.name, cause=_cause(member.instance))
@@ -273,6 +182,9 @@ def _end_of_drain(member: Member, plan: Plan, now_ns: int) -> Action | None:
     assert status is not None
     drain = status.drain
     assert drain is not None
+    if member.needed:
+        plan.waiting.append(f"{name} drains ({drain.reason}) and stays: {member.needed}")
+        return None
     waits_for_another = drain.replace and not member.instance.spec.on_demand and drain.reason != Cause.SPOT
     if drain.acked_at_ns is not None or (_is_over(member.instance, now_ns) and not waits_for_another):
         return Delete(name=name, cause=Cause(drain.reason))
@@ -300,14 +212,20 @@ def _cause(instance: Instance) -> Cause:
 
 
 def _drains(
-    group: GroupFacts, members: Sequence[Member], plan: Plan, policy: Policy, now_ns: int
+    group: GroupFacts,
+    members: Sequence[Member],
+    plan: Plan,
+    policy: Policy,
+    now_ns: int,
+    tenant: Callable[[], Silence],
 ) -> Iterator[Drain]:
     draining = any(state(member.instance) is State.DRAINING for member in members)
     candidates = [member for member in members if state(member.instance) is not State.DRAINING]
-    chosen: dict[str, tuple[Member, Cause]] = {}
+    unheard = silence.choose(candidates, members, plan, policy, now_ns, tenant, draining=draining)
+    chosen = {member.instance.name: (member, Cause.UNHEALTHY) for member in unheard}
     for member in candidates:
         cause = _urgent(member, plan, policy, now_ns)
-        if cause is not None:
+        if cause is not None and member.instance.name not in chosen:
             chosen[member.instance.name] = (member, cause)
     present = [member for member in candidates if member.instance.name not in chosen]
     for member, cause in _surplus(group, present):
@@ -325,15 +243,10 @@ def _drains(
 
 
 def _urgent(member: Member, plan: Plan, policy: Policy, now_ns: int) -> Cause | None:
-    """Goes whatever else is going on: it is ending, silent, or has outlived its purpose."""
+    """Goes whatever else is going on: it is ending, or has outlived its purpose."""
     if member.spot_deadline_ns is not None:
         return Cause.SPOT
     instance = member.instance
-    if state(instance) is State.REGISTERED and member.heard_at_ns is not None:
-        silent_at_ns = member.heard_at_ns + _ns(policy.unhealthy_after_seconds)
-        if now_ns >= silent_at_ns:
-            return Cause.UNHEALTHY
-        plan.look_again(silent_at_ns)
     if instance.spec.on_demand and policy.on_demand_age_seconds is not None:
         end_ns = instance.created_at_ns + _ns(policy.on_demand_age_seconds)
         if now_ns >= end_ns:
@@ -390,7 +303,13 @@ def _drain(group: GroupFacts, member: Member, cause: Cause, plan: Plan, policy: 
     if member.spot_deadline_ns is not None:
         delete_at_ns = min(delete_at_ns, max(now_ns, member.spot_deadline_ns))
     replace = not member.instance.spec.on_demand and cause not in (Cause.SCALE_DOWN, Cause.GROUP_DELETED)
-    drain = Drain(name=member.instance.name, cause=cause, delete_at_ns=delete_at_ns, replace=replace)
+    drain = Drain(
+        name=member.instance.name,
+        cause=cause,
+        delete_at_ns=delete_at_ns,
+        replace=replace,
+        unhealthy_since_ns=silence.since_ns(member, policy) if cause is Cause.UNHEALTHY else None,
+    )
     plan.actions.append(drain)
     plan.look_again(delete_at_ns)
     return drain

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fleetplane.domains.instances.providers.conformance import (
@@ -18,6 +19,7 @@ from fleetplane.domains.instances.providers.conformance import (
 from fleetplane.domains.instances.providers.contract import (
     CapacityExhausted,
     CreateRequest,
+    ImageQuery,
     InstanceGone,
     LoadBalancer,
     NatRoute,
@@ -29,6 +31,7 @@ from fleetplane.domains.instances.providers.contract import (
     TargetState,
 )
 from fleetplane.domains.instances.providers.mock import Fault, MockProvider, read_state
+from fleetplane.domains.instances.providers.without_extras import WithoutExtras
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import SettingsError, Unimplemented
 
@@ -187,9 +190,36 @@ async def test_a_load_balancers_targets_come_and_go_with_their_machines(make_moc
     assert await mock.get_lb_target_state(created.provider_id, balancer) is TargetState.DEREGISTERED
 
 
-async def test_what_a_provider_lacks_is_unimplemented(make_mock: MakeMock) -> None:
-    with pytest.raises(Unimplemented, match="nat routes"):
-        await make_mock().ensure_nat_route(NatRoute(tenant="t", provider_id="p", route_tables=("r",)))
+async def test_what_a_provider_lacks_is_unimplemented() -> None:
+    route = NatRoute(cluster="c", tenant="t", subnet="s", provider_id="p")
+    for call, lacking in (
+        (WithoutExtras().ensure_nat_route(route), "nat routes"),
+        (WithoutExtras().find_image(ImageQuery(filters={})), "images"),
+        (WithoutExtras().list_lb_instances(LoadBalancer(key="front")), "load balancers"),
+    ):
+        with pytest.raises(Unimplemented, match=lacking):
+            await call
+
+
+async def test_images_are_found_by_name_newest_or_oldest_first(make_mock: MakeMock) -> None:
+    mock = make_mock(images={"debian-2": "ami-b", "debian-1": "ami-a", "other": "ami-c"})
+    named = ImageQuery(filters={"name": ("debian-*",)})
+    assert await mock.find_image(named) == "ami-a"
+    assert await mock.find_image(msgspec.structs.replace(named, sort="name")) == "ami-b"
+    assert await mock.find_image(msgspec.structs.replace(named, newest_first=False)) == "ami-b"
+    assert await mock.find_image(ImageQuery(filters={"name": ("nothing",)})) == ""
+
+
+async def test_a_route_of_somebody_else_is_not_taken(make_mock: MakeMock) -> None:
+    mock = make_mock()
+    await mock.ensure_nat_route(NatRoute(cluster="c", tenant="t", subnet="s", provider_id="one"))
+    with pytest.raises(ProviderRefused, match="leads through one"):
+        await mock.ensure_nat_route(NatRoute(cluster="c", tenant="t", subnet="s", provider_id="two"))
+    await mock.ensure_nat_route(
+        NatRoute(cluster="c", tenant="t", subnet="s", provider_id="two", previous_provider_id="one")
+    )
+    await mock.remove_nat_route(NatRoute(cluster="c", tenant="t", subnet="s", provider_id="one"))
+    assert [route.provider_id for route in mock.routes.values()] == ["two"]
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ from fleetplane.domains.instances.providers.contract import (
     QuotaExhausted,
     TargetGroup,
     TargetState,
-    WithoutExtras,
 )
 from fleetplane.domains.instances.providers.options import ProviderOptions, parse
+from fleetplane.domains.instances.providers.without_extras import WithoutExtras
 
 T = TypeVar("T")
 VERSION = "1"

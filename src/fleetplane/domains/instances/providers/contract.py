@@ -28,7 +28,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import msgspec
 
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, NotFound, Unimplemented
+from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, NotFound
 
 PAGE_LIMIT_MIN = 5
 PAGE_LIMIT_MAX = 1000
@@ -202,12 +202,30 @@ class LeaderNetwork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NatRoute(msgspec.Struct, frozen=True, kw_only=True):
-    """The way out for a tenant's machines that have no public address: through one of its own."""
+    """The way out of a subnet whose machines have no public address: through a machine of their tenant."""
 
+    cluster: str
+    """Whose the subnet's routes must be: those of anyone else are not touched."""
     tenant: str
+    subnet: str
     provider_id: str
-    route_tables: tuple[str, ...]
+    previous_provider_id: str = ""
+    """Through which it led before; a route through anything else is somebody's own."""
     destination: str = "0.0.0.0/0"
+    public_ipv4: str = ""
+    """The fixed address that goes with the way, if any."""
+    allocation_id: str = ""
+
+
+class ImageQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which machine image is wanted, in the infrastructure's own words."""
+
+    filters: Mapping[str, tuple[str, ...]]
+    owners: tuple[str, ...] = ()
+    sort: str = "creation-date"
+    """Or `name`."""
+    newest_first: bool = True
+    """Of those that match the first is taken, in this order."""
 
 
 class Capability(StrEnum):
@@ -216,6 +234,7 @@ class Capability(StrEnum):
     LOAD_BALANCERS = "load-balancers"
     LEADER_NETWORK = "leader-network"
     NAT_ROUTES = "nat-routes"
+    IMAGES = "images"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,6 +251,8 @@ class Description:
     capabilities: frozenset[Capability] = frozenset()
     durable: bool = True
     """Whether its instances, and its knowledge of them, outlive the server's process."""
+    prompt: bool = False
+    """Whether its lists show everything that was made before they began. Clouds take a while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,68 +326,18 @@ class Provider(Protocol):
 
     async def release_leader_network(self, provider_id: str, network: LeaderNetwork) -> None: ...
 
-    async def ensure_nat_route(self, route: NatRoute) -> None: ...
+    async def ensure_nat_route(self, route: NatRoute) -> None:
+        """Idempotent. Refuses to change a route that is neither its own nor through the one before."""
+        ...
 
-    async def remove_nat_route(self, route: NatRoute) -> None: ...
+    async def remove_nat_route(self, route: NatRoute) -> None:
+        """Idempotent; a route that leads elsewhere by now stays."""
+        ...
 
+    async def find_image(self, query: ImageQuery) -> str:
+        """The id of the image; empty if none matches."""
+        ...
 
-class WithoutExtras:
-    """The optional operations for a provider that has none of them: each says so.
-
-    To be inherited; a provider overrides what its `Description.capabilities` names.
-    """
-
-    kind: str = ""
-
-    def _lacking(self, capability: Capability) -> Unimplemented:
-        return Unimplemented(f"the provider {self.kind!r} has no {capability.value.replace('-', ' ')}")
-
-    async def register_with_lb(
-        self,
-        provider_id: str,  # noqa: ARG002  # here and below: the names are the contract's
-        balancer: LoadBalancer,  # noqa: ARG002
-        *,
-        zone: str = "",  # noqa: ARG002
-        wake_proxy: bool = False,  # noqa: ARG002
-    ) -> None:
-        raise self._lacking(Capability.LOAD_BALANCERS)
-
-    async def deregister_from_lb(
-        self,
-        provider_id: str,  # noqa: ARG002
-        balancer: LoadBalancer,  # noqa: ARG002
-        *,
-        zone: str = "",  # noqa: ARG002
-        wake_proxy: bool = False,  # noqa: ARG002
-    ) -> None:
-        raise self._lacking(Capability.LOAD_BALANCERS)
-
-    async def get_lb_target_state(
-        self,
-        provider_id: str,  # noqa: ARG002
-        balancer: LoadBalancer,  # noqa: ARG002
-        *,
-        zone: str = "",  # noqa: ARG002
-        wake_proxy: bool = False,  # noqa: ARG002
-    ) -> TargetState:
-        raise self._lacking(Capability.LOAD_BALANCERS)
-
-    async def list_lb_instances(
-        self,
-        balancer: LoadBalancer,  # noqa: ARG002
-        *,
-        zone: str = "",  # noqa: ARG002
-    ) -> tuple[str, ...]:
-        raise self._lacking(Capability.LOAD_BALANCERS)
-
-    async def assign_leader_network(self, provider_id: str, network: LeaderNetwork) -> None:  # noqa: ARG002
-        raise self._lacking(Capability.LEADER_NETWORK)
-
-    async def release_leader_network(self, provider_id: str, network: LeaderNetwork) -> None:  # noqa: ARG002
-        raise self._lacking(Capability.LEADER_NETWORK)
-
-    async def ensure_nat_route(self, route: NatRoute) -> None:  # noqa: ARG002
-        raise self._lacking(Capability.NAT_ROUTES)
-
-    async def remove_nat_route(self, route: NatRoute) -> None:  # noqa: ARG002
-        raise self._lacking(Capability.NAT_ROUTES)
+    def is_spot(self, args: Mapping[str, object]) -> bool:
+        """Whether a machine with these arguments may be taken away at short notice."""
+        ...

@@ -35,11 +35,11 @@ from fleetplane.domains.instances.providers.contract import (
     ProviderStatus,
     QuotaExhausted,
     TargetState,
-    WithoutExtras,
 )
 from fleetplane.domains.instances.providers.options import ProviderOptions, parse
 from fleetplane.domains.instances.providers.paging import ids_after
 from fleetplane.domains.instances.providers.records import Record, Records, Stage
+from fleetplane.domains.instances.providers.without_extras import WithoutExtras
 from fleetplane.kernel.errors import InvalidArgument
 
 VERSION = "1"
@@ -99,6 +99,7 @@ class LocalProvider(WithoutExtras):
             args={"environment": "variables for this template's agents"},
             capabilities=frozenset({Capability.LOAD_BALANCERS}),
             durable=not self._options.stop_on_close,
+            prompt=True,
         )
 
     def configure(self, options: Mapping[str, object]) -> None:

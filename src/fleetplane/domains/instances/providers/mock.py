@@ -25,7 +25,6 @@ from fleetplane.domains.instances.providers.contract import (
     CreateRequest,
     Description,
     InstanceGone,
-    LoadBalancer,
     Observed,
     Page,
     ProviderContext,
@@ -33,9 +32,8 @@ from fleetplane.domains.instances.providers.contract import (
     ProviderRefused,
     ProviderStatus,
     QuotaExhausted,
-    TargetState,
-    WithoutExtras,
 )
+from fleetplane.domains.instances.providers.mock_network import MockNetwork
 from fleetplane.domains.instances.providers.options import ProviderOptions, parse
 from fleetplane.domains.instances.providers.paging import ids_after
 from fleetplane.kernel.errors import FleetplaneError
@@ -76,6 +74,8 @@ class MockOptions(ProviderOptions, frozen=True):
     full_subnets: tuple[str, ...] = ()
     first_status: ProviderStatus = ProviderStatus.RUNNING
     faults: tuple[Fault, ...] = ()
+    images: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """Ids by name, oldest first: what look-ups by the filter `name` find."""
 
 
 class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -85,17 +85,17 @@ class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     drop: str = ""
 
 
-class MockProvider(WithoutExtras):
+class MockProvider(MockNetwork):
     kind = "mock"
 
     def __init__(self, context: ProviderContext, *, on_create: OnCreate | None = None) -> None:
+        super().__init__()
         self._context = context
         self._options = MockOptions()
         self._instances: dict[str, Observed] = {}
         self._ids: dict[Owner, list[str]] = defaultdict(list)
         self._faults: list[Fault] = []
         self._full_subnets: set[str] = set()
-        self._targets: dict[str, set[str]] = defaultdict(set)
         self._journal: int | None = None
         self.on_create = on_create
         """Called with the request of every machine that is made, once: where simulated agents begin."""
@@ -115,16 +115,19 @@ class MockProvider(WithoutExtras):
                 "max_instances": "a quota; 0 means none",
                 "full_subnets": "subnets without a free address",
                 "first_status": "the status of a machine just made",
+                "images": "image ids by name, oldest first",
                 "faults": "what goes wrong: operation, count, after, delay_seconds, error",
             },
-            capabilities=frozenset({Capability.LOAD_BALANCERS}),
+            capabilities=frozenset(Capability),
             durable=bool(self._options.state_file),
+            prompt=True,
         )
 
     def configure(self, options: Mapping[str, object]) -> None:
         self._options = parse(self.kind, options, MockOptions)
         self._faults = list(self._options.faults)
         self._full_subnets = set(self._options.full_subnets)
+        self.images = dict(self._options.images)
 
     def validate(self) -> list[str]:
         return [
@@ -208,49 +211,6 @@ class MockProvider(WithoutExtras):
         async with self._call("check_subnet_capacity"):
             return subnet not in self._full_subnets
 
-    async def register_with_lb(
-        self,
-        provider_id: str,
-        balancer: LoadBalancer,
-        *,
-        zone: str = "",  # noqa: ARG002  # here and below: the contract's names
-        wake_proxy: bool = False,  # noqa: ARG002
-    ) -> None:
-        async with self._call("register_with_lb"):
-            self._targets[balancer.key].add(provider_id)
-
-    async def deregister_from_lb(
-        self,
-        provider_id: str,
-        balancer: LoadBalancer,
-        *,
-        zone: str = "",  # noqa: ARG002
-        wake_proxy: bool = False,  # noqa: ARG002
-    ) -> None:
-        async with self._call("deregister_from_lb"):
-            self._targets[balancer.key].discard(provider_id)
-
-    async def get_lb_target_state(
-        self,
-        provider_id: str,
-        balancer: LoadBalancer,
-        *,
-        zone: str = "",  # noqa: ARG002
-        wake_proxy: bool = False,  # noqa: ARG002
-    ) -> TargetState:
-        async with self._call("get_lb_target_state"):
-            known = provider_id in self._targets[balancer.key]
-            return TargetState.HEALTHY if known else TargetState.DEREGISTERED
-
-    async def list_lb_instances(
-        self,
-        balancer: LoadBalancer,
-        *,
-        zone: str = "",  # noqa: ARG002
-    ) -> tuple[str, ...]:
-        async with self._call("list_lb_instances"):
-            return tuple(sorted(self._targets[balancer.key]))
-
     # How it keeps track.
 
     @asynccontextmanager
@@ -322,8 +282,7 @@ class MockProvider(WithoutExtras):
         instance = self._instances.pop(instance_id)
         siblings = self._ids[instance.cluster, instance.shard]
         del siblings[bisect_left(siblings, instance_id)]
-        for targets in self._targets.values():
-            targets.discard(instance.provider_id)
+        self.lose(instance.provider_id)
         self._note(_Entry(drop=instance_id))
 
     def _note(self, entry: _Entry) -> None:
