@@ -291,7 +291,7 @@ async def test_the_audit_log_tells_who_did_what_from_where(tmp_path: Path) -> No
     assert deleted["action"] == "virtual_host.delete"
     assert made["actor"] == {"type": "user", "id": api.admin.id, "email": "user@example.com"}
     assert (made["request_id"], made["user_agent"], made["ip"]) == ("req-1", "curl/8 & co", "127.0.0.1")
-    assert made["resource"] == {"type": "virtual_host", "id": host.json()["id"]}
+    assert made["resource"] == {"type": "virtual_host", "id": host.json()["id"], "name": "Site"}
     assert (made["organization_id"], made["workspace_id"]) == (organization, workspace)
     assert other not in str(page)
 

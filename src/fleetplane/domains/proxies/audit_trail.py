@@ -7,13 +7,15 @@ first, and stops after a bounded number of entries: a cursor continues.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import parse_qs, quote_plus, urlencode
 
 import msgspec
 
 from fleetplane.domains.proxies.access import organization_of
+from fleetplane.domains.proxies.audit_changes import Changes, type_of
+from fleetplane.domains.proxies.audit_notes import AuditNotes, Detail, subject_of, workspace_of
 from fleetplane.kernel import audit
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.store import Store
@@ -50,6 +52,8 @@ class Actor(msgspec.Struct, frozen=True, kw_only=True):
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     id: str
+    name: str | None
+    """What it was called then; null if no caller did this."""
 
 
 class AuditView(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +68,8 @@ class AuditView(msgspec.Struct, frozen=True, kw_only=True):
     ip: str | None
     user_agent: str | None
     result: str
+    changes: Changes | None
+    """Fields with their old and new values, without secrets; null if no caller did this."""
 
 
 class AuditMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +97,9 @@ class AuditQuery:
 
 
 class AuditTrail:
-    def __init__(self, store: Store, email_of: Callable[[str], str | None]) -> None:
+    def __init__(self, store: Store, notes: AuditNotes, email_of: Callable[[str], str | None]) -> None:
         self._store = store
+        self._notes = notes
         self._email_of = email_of
 
     async def page(self, query: AuditQuery) -> AuditPage:
@@ -108,7 +115,8 @@ class AuditTrail:
             if entry.at_ns < query.from_ns:
                 cursor = None
                 break
-            found.extend(self._views(entry, query))
+            if (subject := _subject_asked_for(entry, query)) is not None:
+                found.append(self._view(entry, subject, await self._notes.detail(entry)))
         return AuditPage(data=found, meta=AuditMeta(limit=query.limit, cursor=cursor))
 
     async def _backwards(self, end: int, lowest: int) -> AsyncIterator[audit.Entry]:
@@ -128,52 +136,43 @@ class AuditTrail:
             entries.append(audit.read(row))
         return entries
 
-    def _views(self, entry: audit.Entry, query: AuditQuery) -> Iterator[AuditView]:
-        """One for each entry that concerns the organisation: about the thing it was done to."""
-        if entry.at_ns < query.from_ns or (query.to_ns is not None and entry.at_ns >= query.to_ns):
-            return
-        if query.action and entry.action != query.action:
-            return
-        subject = _subject(entry, query.scope)
-        if subject is None or query.resource_type not in ("", _type(subject)):
-            return
+    def _view(self, entry: audit.Entry, subject: audit.Change, detail: Detail | None) -> AuditView:
         name, _, about = entry.actor.partition("?")
         kind, _, identity = name.partition("/")
-        if query.actor and query.actor not in (name, identity):
-            return
         said = parse_qs(about)
-        yield AuditView(
+        return AuditView(
             id=str(entry.seq),
             timestamp=spelled(entry.at_ns),
             request_id=said.get("request_id", [None])[0],
             actor=Actor(type=kind, id=identity, email=self._email_of(identity) if kind == "user" else None),
             organization_id=organization_of(subject.scope),
-            workspace_id=_workspace(subject.scope),
+            workspace_id=workspace_of(subject.scope),
             action=entry.action,
-            resource=Subject(type=_type(subject), id=subject.name),
+            resource=Subject(
+                type=type_of(subject.kind), id=subject.name, name=detail.name if detail is not None else None
+            ),
             ip=said.get("ip", [None])[0],
             user_agent=said.get("user_agent", [None])[0],
             result="success",
+            changes=detail.changes if detail is not None else None,
         )
 
 
-def _subject(entry: audit.Entry, scope: str) -> audit.Change | None:
-    """What was done to: not the version and its parts that come along."""
-    changed = [
-        change
-        for change in entry.changes
-        if change.operation in ("put", "delete") and covers(scope, change.scope)
-    ]
-    plain = [change for change in changed if not change.kind.startswith("proxy-config-")]
-    family = entry.action.partition(".")[0]
-    named = [change for change in plain if _type(change) == family]
-    return next(iter(named or plain or changed), None)
-
-
-def _type(change: audit.Change) -> str:
-    return change.kind.removeprefix("proxy-").replace("-", "_")
-
-
-def _workspace(scope: str) -> str | None:
-    parts = scope.split("/")
-    return parts[3] if len(parts) > 3 and parts[2] == "ws" else None
+def _subject_asked_for(entry: audit.Entry, query: AuditQuery) -> audit.Change | None:
+    """What an entry that is asked for was done to; None for all others."""
+    if entry.at_ns < query.from_ns or (query.to_ns is not None and entry.at_ns >= query.to_ns):
+        return None
+    if query.action and entry.action != query.action:
+        return None
+    name = entry.actor.partition("?")[0]
+    if query.actor and query.actor not in (name, name.partition("/")[2]):
+        return None
+    subject = subject_of(
+        entry.action,
+        (
+            change
+            for change in entry.changes
+            if change.operation in ("put", "delete") and covers(query.scope, change.scope)
+        ),
+    )
+    return subject if subject is not None and query.resource_type in ("", type_of(subject.kind)) else None

@@ -14,12 +14,13 @@ from typing import Any, Protocol
 import msgspec
 
 from fleetplane.domains.proxies import deployment
-from fleetplane.domains.proxies.access import READ
+from fleetplane.domains.proxies.access import ADMINISTER, READ
 from fleetplane.domains.proxies.alerts import ALERT, Alert
 from fleetplane.domains.proxies.commander import CHANNEL
 from fleetplane.domains.proxies.kinds import (
     AGENT,
     AGENT_TOKEN,
+    AUDIT_NOTE,
     CERTIFICATE,
     CONFIG_VERSION,
     DEPLOYMENT,
@@ -27,6 +28,7 @@ from fleetplane.domains.proxies.kinds import (
     VIRTUAL_HOST,
     Agent,
     AgentToken,
+    AuditNote,
     Certificate,
     ConfigVersion,
     ConfigVersionSpec,
@@ -43,7 +45,7 @@ from fleetplane.web.times import spelled, spelled_or_null
 
 KINDS: tuple[AnyKind, ...] = (
     AGENT_TOKEN, AGENT, DEPLOYMENT, ALERT, CERTIFICATE, CONFIG_VERSION, VIRTUAL_HOST, UPSTREAM,
-    COMMAND_TARGET,
+    COMMAND_TARGET, AUDIT_NOTE,
 )  # fmt: skip
 """In the order in which the events of one write are told."""
 
@@ -55,6 +57,10 @@ class Past(Protocol):
 
     def part(self, scope: str, name: str) -> PartSpec | None: ...
 
+
+_FILTERED = ("workspace_id", "agent_id", "severity")
+_PERMISSIONS: Mapping[str, Permission] = {AUDIT_NOTE.name: ADMINISTER}
+"""Of those who may hear of a kind, where that is not everyone who may read."""
 
 Facts = Iterator[tuple[str, dict[str, Any]]]
 """An event's type and data."""
@@ -87,12 +93,12 @@ def _told(kind: str, data: dict[str, Any], resource: AnyResource, revision: int)
     data.setdefault("workspace_id", places.get("workspace_id"))
     data["revision"] = revision
     envelope = {"type": kind, "timestamp": spelled(resource.updated_at_ns), "data": data}
-    facts = places | {name: str(data[name]) for name in ("agent_id", "severity") if name in data}
+    facts = places | {name: str(data[name]) for name in _FILTERED if data.get(name) is not None}
     return Told(
         type=kind,
         revision=revision,
         scope=resource.scope,
-        permission=READ,
+        permission=_PERMISSIONS.get(resource.kind, READ),
         facts=facts,
         text=msgspec.json.encode(envelope).decode(),
     )
@@ -220,6 +226,25 @@ def _command(target: CommandTarget, change: EventType, _past: Past) -> Facts:
     )
 
 
+def _audit_note(note: AuditNote, change: EventType, _past: Past) -> Facts:
+    if change is EventType.DELETED:
+        return
+    spec = note.spec
+    kind, _, identity = spec.actor.partition("/")
+    resource = {"type": spec.resource_type, "id": spec.resource_id, "name": spec.resource_name}
+    yield (
+        "audit.created",
+        {
+            "action": spec.action,
+            "actor": {"type": kind, "id": identity},
+            "resource": resource,
+            "organization_id": note.scope.rpartition("/")[2],
+            "workspace_id": spec.workspace_id,
+            "request_id": spec.request_id,
+        },
+    )
+
+
 _READERS: Mapping[str, Callable[[Any, EventType, Past], Facts]] = {
     AGENT.name: _agent,
     AGENT_TOKEN.name: _agent_token,
@@ -230,4 +255,5 @@ _READERS: Mapping[str, Callable[[Any, EventType, Past], Facts]] = {
     VIRTUAL_HOST.name: _virtual_host,
     UPSTREAM.name: _upstream,
     COMMAND_TARGET.name: _command,
+    AUDIT_NOTE.name: _audit_note,
 }

@@ -3,7 +3,7 @@
 Every resource is named by its UUID. Slugs and names can change, so scopes are made of ids too:
 
     user/{user}                          USER, SESSION
-    org/{org}                            ORGANIZATION, MEMBERSHIP, API_TOKEN
+    org/{org}                            ORGANIZATION, MEMBERSHIP, API_TOKEN, AUDIT_NOTE
     org/{org}/ws/{ws}                    WORKSPACE, AGENT, AGENT_TOKEN, VIRTUAL_HOST, UPSTREAM,
                                          CERTIFICATE, SETTINGS, CONFIG_VERSION, CONFIG_PART
     org/{org}/ws/{ws}/agent/{agent}      DEPLOYMENT
@@ -308,6 +308,21 @@ class DeploymentStatus(Spec, frozen=True):
     duration_ms: int | None = None
 
 
+# What callers did. Written with whatever they did, see `audit_notes`.
+
+
+class AuditNoteSpec(Spec, frozen=True):
+    """In the organisation's scope, in one of a few places that are written over in turn."""
+
+    action: str
+    actor: str
+    request_id: str
+    resource_type: str
+    resource_id: str
+    resource_name: str
+    workspace_id: str | None
+
+
 User = Resource[UserSpec, Nothing]
 Session = Resource[SessionSpec, SessionStatus]
 Membership = Resource[MembershipSpec, Nothing]
@@ -323,6 +338,7 @@ WorkspaceSettings = Resource[SettingsSpec, Nothing]
 ConfigPart = Resource[PartSpec, Nothing]
 ConfigVersion = Resource[ConfigVersionSpec, Nothing]
 Deployment = Resource[DeploymentSpec, DeploymentStatus]
+AuditNote = Resource[AuditNoteSpec, Nothing]
 
 USER: Kind[UserSpec, Nothing] = Kind("proxy-user", UserSpec, Nothing)
 SESSION: Kind[SessionSpec, SessionStatus] = Kind("proxy-session", SessionSpec, SessionStatus)
@@ -345,8 +361,9 @@ CONFIG_VERSION: Kind[ConfigVersionSpec, Nothing] = Kind("proxy-config-version", 
 DEPLOYMENT: Kind[DeploymentSpec, DeploymentStatus] = Kind(
     "proxy-deployment", DeploymentSpec, DeploymentStatus
 )
+AUDIT_NOTE: Kind[AuditNoteSpec, Nothing] = Kind("proxy-audit-note", AuditNoteSpec, Nothing)
 
 KINDS = (
     USER, SESSION, MEMBERSHIP, API_TOKEN, ORGANIZATION, WORKSPACE, AGENT, AGENT_TOKEN, VIRTUAL_HOST,
-    UPSTREAM, CERTIFICATE, SETTINGS, CONFIG_PART, CONFIG_VERSION, DEPLOYMENT,
+    UPSTREAM, CERTIFICATE, SETTINGS, CONFIG_PART, CONFIG_VERSION, DEPLOYMENT, AUDIT_NOTE,
 )  # fmt: skip

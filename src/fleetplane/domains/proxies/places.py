@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
+from fleetplane.domains.proxies.audit_notes import notes_of
 from fleetplane.domains.proxies.configuration import NextVersion
 from fleetplane.domains.proxies.kinds import (
     AGENT,
     API_TOKEN,
+    AUDIT_NOTE,
     CERTIFICATE,
     CONFIG_PART,
     CONFIG_VERSION,
@@ -124,9 +126,12 @@ class Places:
                 unregister(draft, ORGANIZATION, scope, identity)
                 for member in members:
                     draft.delete(MEMBERSHIP, scope, member)
+                for note in draft.list(AUDIT_NOTE, scope):
+                    draft.delete(AUDIT_NOTE, scope, note.name)
 
             touches = [
                 ORGANIZATION.key(scope, identity),
+                *notes_of(identity),
                 *(MEMBERSHIP.key(scope, member) for member in members),
             ]
             await self._store.transact(change, actor=actor, action="organization.delete", touches=touches)

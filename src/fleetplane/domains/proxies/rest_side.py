@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from fleetplane.domains.proxies.access import Access, Caller
 from fleetplane.domains.proxies.accounts import ADMIN_EMAIL, Accounts
 from fleetplane.domains.proxies.agents import Agents
+from fleetplane.domains.proxies.audit_notes import AuditNotes
 from fleetplane.domains.proxies.audit_trail import AuditTrail
 from fleetplane.domains.proxies.callers import Gatekeeper
 from fleetplane.domains.proxies.certificates import Certificates, Offered
@@ -116,13 +117,14 @@ class RestSide:
         self.gatekeeper = Gatekeeper(access, self._accounts, sessions, api_tokens)
         """For whatever else takes a bearer token, such as a stream of events."""
         self.access = access
+        notes = AuditNotes(store, kernel.master)
         self.table = RouteTable(
             PREFIX,
             (
                 *AccountRoutes(store, access, self._accounts, sessions, api_tokens).routes(),
                 *PlaceRoutes(
                     store, access, self._accounts, Places(store, clock, workspaces),
-                    Members(store, workspaces), AuditTrail(store, self._email_of),
+                    Members(store, workspaces), AuditTrail(store, notes, self._email_of),
                     anyone_may_found=options.anyone_may_found,
                 ).routes(),
                 *AgentRoutes(store, clock, agents, presence, commander, records).routes(),
