@@ -235,7 +235,8 @@ class Authority:
         """A certificate as someone configured it, for a key that never left its owner."""
         builder = self._builder(profile.name(), public_key, profile.life, serial=serial, backdate=BACKDATE)
         builder = builder.add_extension(key_usage(digital_signature=True), critical=True)
-        builder = builder.add_extension(x509.ExtendedKeyUsage([profile.usage.oid]), critical=False)
+        usages = x509.ExtendedKeyUsage([usage.oid for usage in profile.usages])
+        builder = builder.add_extension(usages, critical=False)
         if alternatives := profile.alternatives():
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         return self._sign(builder, None)

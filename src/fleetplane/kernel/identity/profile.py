@@ -46,6 +46,12 @@ class LeafProfile:
     ip: tuple[str, ...] = ()
     uri: tuple[str, ...] = ()
     ttl_hours: float = LEAF_TTL_HOURS
+    also: LeafUsage | None = None
+    """A second usage, for one that both serves and calls with the same key."""
+
+    @property
+    def usages(self) -> Sequence[LeafUsage]:
+        return (self.usage,) if self.also in (None, self.usage) else (self.usage, self.also)
 
     @property
     def life(self) -> timedelta:
