@@ -15,7 +15,7 @@ import msgspec
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, NotFound, Unauthenticated
-from fleetplane.kernel.resources import Kind, Resource
+from fleetplane.kernel.resources import Key, Kind, Resource
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.watch import EventType
 
@@ -165,6 +165,32 @@ class Revocations:
             touches=[REVOCATION.key(SCOPE, name) for name in names],
         )
 
+    # Within someone else's transaction, for what must happen together with a revocation.
+
+    def revoke_within(self, draft: Draft, principal: str, *, reason: str, actor: str) -> None:
+        """Revoke a principal as part of the caller's transaction, which must touch `revocation_key`.
+
+        Those who watch are told after the commit; `announce` tells them without that delay.
+        """
+        (name,) = _names(None, principal)
+        if draft.get(REVOCATION, SCOPE, name) is None:
+            spec = RevocationSpec(
+                reason=reason[:REASON_LIMIT], actor=actor, revoked_at_ns=draft.now_ns, principal=principal
+            )
+            draft.put(REVOCATION, SCOPE, name, spec=spec)
+
+    def lift_within(self, draft: Draft, principal: str) -> None:
+        """Accept a principal again, if it was revoked, as part of the caller's transaction."""
+        (name,) = _names(None, principal)
+        if draft.get(REVOCATION, SCOPE, name) is not None:
+            draft.delete(REVOCATION, SCOPE, name)
+
+    def announce(self, principal: str) -> None:
+        """Tell of a principal's revocation now, if it is revoked."""
+        found = self.find(principal=principal)
+        if found is not None:
+            self._tell(found)
+
     # Telling.
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
@@ -186,6 +212,12 @@ class Revocations:
     def _tell(self, revoked: Revoked) -> None:
         for subscriber in tuple(self._subscribers):
             subscriber(revoked)
+
+
+def revocation_key(principal: str) -> Key:
+    """What a transaction that revokes a principal, or lifts that, touches."""
+    (name,) = _names(None, principal)
+    return REVOCATION.key(SCOPE, name)
 
 
 def _names(serial: int | None, principal: str | None) -> list[str]:

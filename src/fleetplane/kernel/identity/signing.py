@@ -158,9 +158,13 @@ class SigningKeys:
 
     # Verifying.
 
-    def verify(self, token: str, *, audience: str | None = None) -> dict[str, object]:
+    def verify(
+        self, token: str, *, audience: str | None = None, expired_too: bool = False
+    ) -> dict[str, object]:
         """The claims of a token of ours, in time and, if asked, for this audience.
 
+        With `expired_too` it may have ended, as long as its key is still kept: for callers who
+        judge its end themselves.
         `details["cause"]` of the refusal is one of: malformed, algorithm, unknown key, signature,
         expired, premature, audience.
         """
@@ -182,7 +186,7 @@ class SigningKeys:
             raise _refused("signature", "the token's signature is wrong") from error
         except jwt.InvalidTokenError as error:
             raise _refused("malformed", f"the token cannot be read: {error}") from error
-        self._check_times(claims)
+        self._check_times(claims, expired_too=expired_too)
         if audience is not None and not _names(claims.get("aud"), audience):
             raise _refused("audience", f"the token is not for {audience}")
         return claims
@@ -200,10 +204,10 @@ class SigningKeys:
             raise _refused("unknown key", "the token was signed with a key that is not, or no longer, ours")
         return key
 
-    def _check_times(self, claims: Mapping[str, object]) -> None:
+    def _check_times(self, claims: Mapping[str, object], *, expired_too: bool) -> None:
         now = self._clock.now_ns() / 1e9
         expires, begins = _moment(claims, "exp"), _moment(claims, "nbf")
-        if expires is None or expires + LEEWAY_SECONDS <= now:
+        if expires is None or (expires + LEEWAY_SECONDS <= now and not expired_too):
             raise _refused("expired", "the token has expired")
         if begins is not None and begins - LEEWAY_SECONDS > now:
             raise _refused("premature", "the token is not valid yet")

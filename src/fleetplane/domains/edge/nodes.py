@@ -1,0 +1,297 @@
+"""The daemons that were let in: finding them, and what operators and their streams change about them.
+
+A tenant sees its own daemons and no others; whatever is not its own does not exist for it. Which
+state a daemon is in is worked out by its stream's side and only written down here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import msgspec
+
+from fleetplane.domains.edge.kinds import (
+    BLACKLISTED,
+    EDGE_NODE,
+    NODE_CLAIM,
+    Capabilities,
+    Desired,
+    EdgeNode,
+    NodeSpec,
+    NodeState,
+    NodeStatus,
+    principal_name,
+    tenant_of,
+    tenant_scope,
+)
+from fleetplane.domains.edge.tokens import blacklist, check_label
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import Conflict, FailedPrecondition, InvalidArgument, NotFound
+from fleetplane.kernel.identity.revocation import Revocations, revocation_key
+from fleetplane.kernel.resources import Key
+from fleetplane.kernel.store import Draft, Store
+
+TAGS_LIMIT = 64
+TAG_LIMIT = 64
+"""Characters of one tag."""
+ATTEMPTS = 3
+"""At a change whose record was changed under it, before the caller is told so."""
+SWEEP_BATCH = 256
+
+
+def shown_name(node: EdgeNode) -> str:
+    return node.spec.display_name or f"edge-{node.name[:8]}"
+
+
+class Nodes:
+    def __init__(self, store: Store, clock: Clock, revocations: Revocations) -> None:
+        self._store = store
+        self._clock = clock
+        self._revocations = revocations
+
+    def __repr__(self) -> str:
+        return f"<Nodes {len(self._store.list(EDGE_NODE))}>"
+
+    # Finding.
+
+    def find(self, node_id: str) -> EdgeNode | None:
+        """Of whichever tenant; not if it was revoked."""
+        scope = self._store.claimed_by(EDGE_NODE, "", NODE_CLAIM, node_id)
+        return self._store.get(EDGE_NODE, scope, node_id) if scope is not None else None
+
+    def lookup(self, tenant: str, node_id: str) -> EdgeNode | None:
+        """Of this tenant, also if it was revoked."""
+        return self._store.get(EDGE_NODE, tenant_scope(tenant), node_id)
+
+    def get(self, tenant: str, node_id: str) -> EdgeNode:
+        found = self.lookup(tenant, node_id)
+        if found is None:
+            raise _not_found(node_id)
+        return found
+
+    def list(self, tenant: str | None = None) -> Sequence[EdgeNode]:
+        """Of one tenant, or of all; the revoked ones too."""
+        return self._store.list(EDGE_NODE, tenant_scope(tenant) if tenant is not None else "")
+
+    # What operators change.
+
+    async def set_tags(self, tenant: str, node_id: str, tags: Iterable[str], *, actor: str) -> EdgeNode:
+        wanted = check_tags(tags)
+        return await self._respecify(
+            tenant, node_id, lambda spec: {"tags": wanted}, actor=actor, action="edge.tag"
+        )
+
+    async def change_tags(
+        self, tenant: str, node_id: str, *, add: Iterable[str] = (), remove: Iterable[str] = (), actor: str
+    ) -> EdgeNode:
+        adding, removing = check_tags(add), frozenset(remove)
+
+        def change(spec: NodeSpec) -> dict[str, object]:
+            return {"tags": check_tags(tag for tag in (*spec.tags, *adding) if tag not in removing)}
+
+        return await self._respecify(tenant, node_id, change, actor=actor, action="edge.tag")
+
+    async def rename(self, tenant: str, node_id: str, name: str, *, actor: str) -> EdgeNode:
+        wanted = check_label(name, field="name")
+        if not wanted:
+            raise InvalidArgument("name must not be blank", field="name")
+        return await self._respecify(
+            tenant, node_id, lambda spec: {"display_name": wanted}, actor=actor, action="edge.rename"
+        )
+
+    async def set_desired(
+        self, tenant: str, node_id: str, desired: Desired, *, grace_seconds: float = 0.0, actor: str
+    ) -> EdgeNode:
+        if grace_seconds < 0:
+            raise InvalidArgument("must not be negative", field="grace_seconds")
+        wanted = {"desired": desired, "shutdown_grace_seconds": grace_seconds}
+        return await self._respecify(
+            tenant, node_id, lambda spec: wanted, actor=actor, action=f"edge.{desired.value}"
+        )
+
+    async def _respecify(
+        self,
+        tenant: str,
+        node_id: str,
+        changed: Callable[[NodeSpec], dict[str, object]],
+        *,
+        actor: str,
+        action: str,
+    ) -> EdgeNode:
+        scope = tenant_scope(tenant)
+
+        def change(draft: Draft) -> EdgeNode:
+            node = draft.get(EDGE_NODE, scope, node_id)
+            if node is None:
+                raise _not_found(node_id)
+            if node.spec.revoked_at_ns is not None:
+                raise FailedPrecondition("the node was revoked", hint="enrol it again")
+            spec = msgspec.structs.replace(node.spec, **changed(node.spec))
+            return draft.put(EDGE_NODE, scope, node_id, spec=spec, status=node.status)
+
+        done = await self._store.transact(
+            change, actor=actor, action=action, touches=[EDGE_NODE.key(scope, node_id)]
+        )
+        return done.value
+
+    # Revoking.
+
+    async def revoke(self, tenant: str, node_id: str, *, reason: str, actor: str) -> EdgeNode:
+        """Take a daemon's place away. When this returns its token is refused and its stream is cut.
+
+        The record stays, for those who ask what became of it. Revoking again changes nothing.
+        """
+        principal = principal_name(node_id)
+        for _ in range(ATTEMPTS):
+            node = self.get(tenant, node_id)
+            try:
+                done = await self._store.transact(
+                    partial(self._revoke, node=node, reason=reason, actor=actor),
+                    actor=actor,
+                    action="edge.revoke",
+                    touches=[
+                        node.key, revocation_key(principal), BLACKLISTED.key("", node.spec.token_id),
+                    ],
+                )  # fmt: skip
+            except Conflict:
+                continue
+            self._announce(done.value)
+            return done.value
+        raise Conflict("the node's token was replaced while it was being revoked")
+
+    async def revoke_tenant(self, tenant: str, *, reason: str, actor: str) -> int:
+        """Take all of a tenant's daemons their places away, in one transaction; how many there were."""
+        for _ in range(ATTEMPTS):
+            nodes = [node for node in self.list(tenant) if node.spec.revoked_at_ns is None]
+            if not nodes:
+                return 0
+            touches: list[Key] = []
+            for node in nodes:
+                principal = principal_name(node.name)
+                touches += (
+                    node.key, revocation_key(principal), BLACKLISTED.key("", node.spec.token_id),
+                )  # fmt: skip
+            try:
+                done = await self._store.transact(
+                    partial(self._revoke_all, nodes=nodes, reason=reason, actor=actor),
+                    actor=actor, action="edge.revoke_tenant", touches=touches,
+                )  # fmt: skip
+            except Conflict:
+                continue
+            for node in done.value:
+                self._announce(node)
+            return len(nodes)
+        raise Conflict("nodes changed while they were being revoked")
+
+    def _revoke_all(self, draft: Draft, nodes: list[EdgeNode], reason: str, actor: str) -> list[EdgeNode]:
+        return [self._revoke(draft, node=node, reason=reason, actor=actor) for node in nodes]
+
+    def _revoke(self, draft: Draft, *, node: EdgeNode, reason: str, actor: str) -> EdgeNode:
+        current = draft.get(EDGE_NODE, node.scope, node.name)
+        if current is None:
+            raise _not_found(node.name)
+        if current.spec.revoked_at_ns is not None:
+            return current
+        if current.spec.token_id != node.spec.token_id:
+            raise Conflict("the node's token was replaced")
+        blacklist(
+            draft, current.spec.token_id, node_id=node.name, reason="revoked",
+            expires_at_ns=current.spec.token_expires_at_ns,
+        )  # fmt: skip
+        draft.release(EDGE_NODE, "", NODE_CLAIM, node.name, node.scope)
+        self._revocations.revoke_within(draft, principal_name(node.name), reason=reason, actor=actor)
+        spec = msgspec.structs.replace(current.spec, revoked_at_ns=draft.now_ns, previous_key_until_ns=0)
+        status = current.status or NodeStatus(state=NodeState.REVOKED, since_ns=draft.now_ns)
+        status = msgspec.structs.replace(status, state=NodeState.REVOKED, since_ns=draft.now_ns)
+        return draft.put(EDGE_NODE, node.scope, node.name, spec=spec, status=status)
+
+    def _announce(self, node: EdgeNode) -> None:
+        """Unless somebody owns it again by now."""
+        if self.find(node.name) is None:
+            self._revocations.announce(principal_name(node.name))
+
+    # What streams write down.
+
+    async def note_status(
+        self, node: EdgeNode, decide: Callable[[EdgeNode], NodeStatus], *, action: str = "edge.status"
+    ) -> EdgeNode | None:
+        """The record with the status that `decide` makes of it; None if there is no such node any more.
+
+        `decide` must be pure. A revoked node's state is not changed by whatever its stream does.
+        """
+
+        def change(draft: Draft) -> EdgeNode | None:
+            current = draft.get(EDGE_NODE, node.scope, node.name)
+            if current is None or current.spec.revoked_at_ns is not None:
+                return current
+            return draft.put(EDGE_NODE, node.scope, node.name, spec=current.spec, status=decide(current))
+
+        done = await self._store.transact(
+            change, actor=principal_name(node.name), action=action, touches=[node.key]
+        )
+        return done.value
+
+    async def note_state(self, node: EdgeNode, state: NodeState) -> EdgeNode | None:
+        now_ns = self._clock.now_ns()
+
+        def decide(current: EdgeNode) -> NodeStatus:
+            status = current.status or NodeStatus(state=state, since_ns=now_ns)
+            return status if status.state is state else _replaced(status, state=state, since_ns=now_ns)
+
+        return await self.note_status(node, decide, action=f"edge.{state.value}")
+
+    async def note_capabilities(self, node: EdgeNode, capabilities: Capabilities) -> EdgeNode | None:
+        now_ns = self._clock.now_ns()
+
+        def decide(current: EdgeNode) -> NodeStatus:
+            status = current.status or NodeStatus(state=NodeState.DISCONNECTED, since_ns=now_ns)
+            return _replaced(status, capabilities=capabilities)
+
+        return await self.note_status(node, decide, action="edge.capabilities")
+
+    # Housekeeping.
+
+    async def sweep(self, *, actor: str = "system/edge") -> int:
+        """Forget blacklisted tokens that have ended by themselves; how many."""
+        now_ns = self._clock.now_ns()
+        ended = [found.name for found in self._store.list(BLACKLISTED) if found.spec.expires_at_ns < now_ns]
+        for start in range(0, len(ended), SWEEP_BATCH):
+            names = ended[start : start + SWEEP_BATCH]
+            await self._store.transact(
+                partial(_forget, names=names), actor=actor, action="edge.sweep_blacklist",
+                touches=[BLACKLISTED.key("", name) for name in names],
+            )  # fmt: skip
+        return len(ended)
+
+
+def _forget(draft: Draft, names: list[str]) -> None:
+    for name in names:
+        if draft.get(BLACKLISTED, "", name) is not None:
+            draft.delete(BLACKLISTED, "", name)
+
+
+def check_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    """Each once, in the order given."""
+    found = tuple(dict.fromkeys(tags))
+    if len(found) > TAGS_LIMIT:
+        raise InvalidArgument(f"{len(found)} tags, more than {TAGS_LIMIT}", field="tags")
+    for tag in found:
+        if not tag or len(tag) > TAG_LIMIT or not tag.isprintable() or any(c in ", =" for c in tag):
+            raise InvalidArgument(
+                f"{tag[:80]!r} is no tag: 1 to {TAG_LIMIT} printable characters without blank, comma or =",
+                field="tags",
+            )
+    return found
+
+
+def tenant_of_node(node: EdgeNode) -> str:
+    return tenant_of(node.scope)
+
+
+def _replaced(status: NodeStatus, **changed: object) -> NodeStatus:
+    return msgspec.structs.replace(status, **changed)
+
+
+def _not_found(node_id: str) -> NotFound:
+    return NotFound(f"there is no node {node_id[:80]!r}")
