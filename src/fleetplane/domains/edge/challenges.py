@@ -33,7 +33,7 @@ class Candidate:
     public_key: bytes
     role: WorkerRole | None
     """None for edge daemons."""
-    capabilities: NodeResources = NodeResources()
+    capabilities: NodeResources = field(default_factory=NodeResources)
     tags: tuple[str, ...] = ()
     grpc_address: str = ""
     enrolment_token: str = ""

@@ -21,12 +21,10 @@ from fleetplane.domains.edge.kinds import (
 )
 from fleetplane.domains.edge.tokens import NodeTokens
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import FailedPrecondition, NotFound, ResourceExhausted
+from fleetplane.kernel.errors import FailedPrecondition, NotFound
 from fleetplane.kernel.store import Draft, Store
 
-OPEN_LIMIT = 10_000
-"""Tokens of one tenant that are neither used nor expired: a whole fleet's enrolment in a quarter of an hour."""
-KEPT_SECONDS = 30 * 86_400.0
+KEPT_SECONDS = 7 * 86_400.0
 """How long a token that is of no more use stays listed."""
 SWEEP_BATCH = 256
 QR_SCHEME = "aegis-edge-enroll://"
@@ -74,15 +72,9 @@ class Enrollments:
             expires_at_ns=issued.expires_at_ns,
         )  # fmt: skip
 
-        def change(draft: Draft) -> None:
-            if sum(is_open(one, draft.now_ns) for one in draft.list(ENROLLMENT, scope)) >= OPEN_LIMIT:
-                raise ResourceExhausted(
-                    f"{OPEN_LIMIT} enrollment tokens wait to be used", hint="let some expire, or revoke them"
-                )
-            draft.put(ENROLLMENT, scope, issued.jti, spec=spec)
-
         await self._store.transact(
-            change, actor=actor, action="edge.issue_enrollment",
+            lambda draft: draft.put(ENROLLMENT, scope, issued.jti, spec=spec),
+            actor=actor, action="edge.issue_enrollment",
             touches=[ENROLLMENT.key(scope, issued.jti)],
         )  # fmt: skip
         return Invitation(

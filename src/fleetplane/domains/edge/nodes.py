@@ -22,7 +22,6 @@ from fleetplane.domains.edge.kinds import (
     NodeState,
     NodeStatus,
     principal_name,
-    tenant_of,
     tenant_scope,
 )
 from fleetplane.domains.edge.tokens import blacklist, check_label
@@ -79,7 +78,7 @@ class Nodes:
     async def set_tags(self, tenant: str, node_id: str, tags: Iterable[str], *, actor: str) -> EdgeNode:
         wanted = check_tags(tags)
         return await self._respecify(
-            tenant, node_id, lambda spec: {"tags": wanted}, actor=actor, action="edge.tag"
+            tenant, node_id, lambda _: {"tags": wanted}, actor=actor, action="edge.tag"
         )
 
     async def change_tags(
@@ -97,7 +96,7 @@ class Nodes:
         if not wanted:
             raise InvalidArgument("name must not be blank", field="name")
         return await self._respecify(
-            tenant, node_id, lambda spec: {"display_name": wanted}, actor=actor, action="edge.rename"
+            tenant, node_id, lambda _: {"display_name": wanted}, actor=actor, action="edge.rename"
         )
 
     async def set_desired(
@@ -107,7 +106,7 @@ class Nodes:
             raise InvalidArgument("must not be negative", field="grace_seconds")
         wanted = {"desired": desired, "shutdown_grace_seconds": grace_seconds}
         return await self._respecify(
-            tenant, node_id, lambda spec: wanted, actor=actor, action=f"edge.{desired.value}"
+            tenant, node_id, lambda _: wanted, actor=actor, action=f"edge.{desired.value}"
         )
 
     async def _respecify(
@@ -166,12 +165,12 @@ class Nodes:
             nodes = [node for node in self.list(tenant) if node.spec.revoked_at_ns is None]
             if not nodes:
                 return 0
-            touches: list[Key] = []
+            touches: set[Key] = set()
             for node in nodes:
                 principal = principal_name(node.name)
-                touches += (
+                touches |= {
                     node.key, revocation_key(principal), BLACKLISTED.key("", node.spec.token_id),
-                )  # fmt: skip
+                }  # fmt: skip
             try:
                 done = await self._store.transact(
                     partial(self._revoke_all, nodes=nodes, reason=reason, actor=actor),
@@ -184,7 +183,9 @@ class Nodes:
             return len(nodes)
         raise Conflict("nodes changed while they were being revoked")
 
-    def _revoke_all(self, draft: Draft, nodes: list[EdgeNode], reason: str, actor: str) -> list[EdgeNode]:
+    def _revoke_all(
+        self, draft: Draft, nodes: Sequence[EdgeNode], reason: str, actor: str
+    ) -> Sequence[EdgeNode]:
         return [self._revoke(draft, node=node, reason=reason, actor=actor) for node in nodes]
 
     def _revoke(self, draft: Draft, *, node: EdgeNode, reason: str, actor: str) -> EdgeNode:
@@ -283,10 +284,6 @@ def check_tags(tags: Iterable[str]) -> tuple[str, ...]:
                 field="tags",
             )
     return found
-
-
-def tenant_of_node(node: EdgeNode) -> str:
-    return tenant_of(node.scope)
 
 
 def _replaced(status: NodeStatus, **changed: object) -> NodeStatus:
