@@ -181,7 +181,7 @@ def from_json(value: object) -> Selector:
         return parse(value)
     given = _object(value, "selector")
     if unknown := given.keys() - {"os", "arch", "tools", "labels", "tags"}:
-        raise InvalidArgument(f"a selector has no {sorted(unknown)[0][:80]!r}", field="selector")
+        raise InvalidArgument(f"a selector has no {min(unknown)[:80]!r}", field="selector")
     return Selector(
         os=_word(given.get("os") or "", empty=True),
         arch=_word(given.get("arch") or "", empty=True),

@@ -1,6 +1,6 @@
 """The outcome ledger: every target of every command ends in exactly one outcome."""
 
-from fleetplane.kernel.commands.courier import CommandLimits, Courier
+from fleetplane.kernel.commands.courier import Beside, CommandLimits, Courier
 from fleetplane.kernel.commands.kinds import COMMAND, COMMAND_TARGET, Command, CommandTarget, state_of
 from fleetplane.kernel.commands.ledger import Commands
 from fleetplane.kernel.commands.rules import OPEN, OUTCOMES, UNDER_WAY, State
@@ -12,6 +12,7 @@ __all__ = [
     "OPEN",
     "OUTCOMES",
     "UNDER_WAY",
+    "Beside",
     "Command",
     "CommandLimits",
     "CommandTarget",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from fleetplane.kernel.commands.kinds import Command
+from fleetplane.kernel.resources import Key
+from fleetplane.kernel.store import Draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +41,11 @@ class Courier(Protocol):
 
     def recall(self, target: str, command: str, reason: str) -> None:
         """Tell the target that nobody waits for the command any more."""
+
+
+class Beside(Protocol):
+    """What an issuer writes of its own together with a command: both are there, or neither."""
+
+    def touches(self, command: str) -> Iterable[Key]: ...
+
+    def write(self, draft: Draft, command: Command) -> None: ...

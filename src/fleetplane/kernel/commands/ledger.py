@@ -13,7 +13,7 @@ from functools import partial
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import steps
-from fleetplane.kernel.commands.courier import CommandLimits, Courier
+from fleetplane.kernel.commands.courier import Beside, CommandLimits, Courier
 from fleetplane.kernel.commands.index import OpenIndex
 from fleetplane.kernel.commands.kinds import (
     COMMAND,
@@ -103,10 +103,12 @@ class Commands:
         run_for_seconds: float = 60.0,
         repeatable: bool = True,
         hold: bool = False,
+        beside: Beside | None = None,
     ) -> Command:
         """Write a command down and send it. What the targets say to it is found out by watching.
 
         What is to be held is only written down, until `release` lets it go to some of its targets.
+        `beside` writes something of the issuer's own in the same transaction.
         `deliver_within_seconds` bounds how long it waits for a target, `run_for_seconds` how long
         its word is waited for once it was sent.
         """
@@ -135,9 +137,13 @@ class Commands:
             status = steps.counted(
                 CommandStatus(open=len(made)), [state_of(one) for one in made], draft.now_ns
             )
-            return draft.put(COMMAND, scope, command, spec=spec, status=status, expect=ABSENT), made
+            made_of = draft.put(COMMAND, scope, command, spec=spec, status=status, expect=ABSENT)
+            if beside is not None:
+                beside.write(draft, made_of)
+            return made_of, made
 
         touches = [COMMAND.key(scope, command), *(COMMAND_TARGET.key(below, name) for name in targets)]
+        touches += beside.touches(command) if beside is not None else ()
         done = await self._store.transact(change, actor=actor, action=f"command.{verb}", touches=touches)
         issued, made = done.value
         for target in made:
