@@ -1,4 +1,4 @@
-"""EC2 instances, and their place behind load balancers.
+"""EC2 instances; what surrounds them is in `aws_network`.
 
 Ownership is in tags. Creation is idempotent twice over: an instance that carries our id is
 looked for first, and the id is also EC2's client token, which EC2 itself refuses to use twice,
@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from fleetplane.domains.instances.providers import aws_wire as wire
 from fleetplane.domains.instances.providers.aws_api import MISSING, Api, AwsApi, is_installed
+from fleetplane.domains.instances.providers.aws_network import AwsNetwork
 from fleetplane.domains.instances.providers.contract import (
     PAGE_LIMIT_MAX,
     PAGE_LIMIT_MIN,
@@ -22,7 +23,6 @@ from fleetplane.domains.instances.providers.contract import (
     CreateRequest,
     Description,
     InstanceGone,
-    LoadBalancer,
     Observed,
     Page,
     ProviderContext,
@@ -30,11 +30,9 @@ from fleetplane.domains.instances.providers.contract import (
     ProviderRefused,
     ProviderStatus,
     QuotaExhausted,
-    TargetGroup,
-    TargetState,
 )
 from fleetplane.domains.instances.providers.options import ProviderOptions, parse
-from fleetplane.domains.instances.providers.without_extras import WithoutExtras
+from fleetplane.kernel.clock import Clock
 
 T = TypeVar("T")
 VERSION = "1"
@@ -61,7 +59,7 @@ class AwsOptions(ProviderOptions, frozen=True):
     max_attempts: int = 3
 
 
-class AwsProvider(WithoutExtras):
+class AwsProvider(AwsNetwork):
     kind = "aws"
 
     def __init__(self, context: ProviderContext, *, api: Api | None = None) -> None:
@@ -92,7 +90,7 @@ class AwsProvider(WithoutExtras):
                 "max_attempts": "of one call, the first included",
             },
             args=wire.ARGS,
-            capabilities=frozenset({Capability.LOAD_BALANCERS}),
+            capabilities=frozenset(Capability),
         )
 
     def configure(self, options: Mapping[str, object]) -> None:
@@ -197,65 +195,6 @@ class AwsProvider(WithoutExtras):
         answer = await self._ec2("describe_subnets", wire.Subnets, SubnetIds=[subnet])
         return any(each.available_ip_address_count > 0 for each in answer.subnets)
 
-    async def register_with_lb(
-        self,
-        provider_id: str,
-        balancer: LoadBalancer,
-        *,
-        zone: str = "",  # noqa: ARG002  # here and below: a target group knows its zones
-        wake_proxy: bool = False,
-    ) -> None:
-        for group in balancer.target_groups:
-            targets = [_target(provider_id, group, wake_proxy)]
-            await self._elb("register_targets", wire.Nothing, TargetGroupArn=group.id, Targets=targets)
-
-    async def deregister_from_lb(
-        self,
-        provider_id: str,
-        balancer: LoadBalancer,
-        *,
-        zone: str = "",  # noqa: ARG002
-        wake_proxy: bool = False,
-    ) -> None:
-        for group in balancer.target_groups:
-            targets = [_target(provider_id, group, wake_proxy)]
-            try:
-                await self._elb("deregister_targets", wire.Nothing, TargetGroupArn=group.id, Targets=targets)
-            except ProviderRefused as error:
-                if error.details.get("code") != "InvalidTarget":  # it is not there: that is what was wanted
-                    raise
-
-    async def get_lb_target_state(
-        self,
-        provider_id: str,
-        balancer: LoadBalancer,
-        *,
-        zone: str = "",  # noqa: ARG002
-        wake_proxy: bool = False,
-    ) -> TargetState:
-        states = []
-        for group in balancer.target_groups:
-            port = _target(provider_id, group, wake_proxy).get("Port")
-            states += [
-                wire.TARGET_STATES.get(each.target_health.state, TargetState.REGISTERED)
-                for each in await self._targets(group)
-                if each.target.id == provider_id and port in (None, each.target.port)
-            ] or [TargetState.DEREGISTERED]
-        return wire.combined(states)
-
-    async def list_lb_instances(
-        self,
-        balancer: LoadBalancer,
-        *,
-        zone: str = "",  # noqa: ARG002
-    ) -> tuple[str, ...]:
-        found = {each.target.id for group in balancer.target_groups for each in await self._targets(group)}
-        return tuple(sorted(found))
-
-    async def _targets(self, group: TargetGroup) -> tuple[wire.TargetHealthDescription, ...]:
-        answer = await self._elb("describe_target_health", wire.TargetHealths, TargetGroupArn=group.id)
-        return answer.target_health_descriptions
-
     async def _look_up(self, instance_id: str) -> Observed | None:
         """The machine that carries this id; one that lives before one that is terminated."""
         name = wire.tag_names(self._options.tag_prefix)["instance"]
@@ -297,6 +236,14 @@ class AwsProvider(WithoutExtras):
     def _observed(self, answer: wire.Reservations) -> list[Observed]:
         return [wire.observed(each, self._options.tag_prefix, self._region) for each in answer.instances]
 
+    @property
+    def _clock(self) -> Clock:
+        return self._context.clock
+
+    @property
+    def _cluster_tag(self) -> str:
+        return wire.tag_names(self._options.tag_prefix)["cluster"]
+
     async def _ec2(self, operation: str, shape: type[T], **parameters: object) -> T:
         return await self._started.call("ec2", operation, shape, **parameters)
 
@@ -308,8 +255,3 @@ class AwsProvider(WithoutExtras):
         if self._api is None:
             raise ProviderError("the aws provider is not running")
         return self._api
-
-
-def _target(provider_id: str, group: TargetGroup, wake_proxy: bool) -> dict[str, object]:
-    port = group.proxy_port if wake_proxy else group.target_port
-    return {"Id": provider_id, "Port": port} if port else {"Id": provider_id}

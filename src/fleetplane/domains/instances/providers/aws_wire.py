@@ -100,6 +100,8 @@ PASSING = frozenset(
         "EC2ThrottledException",
     }
 )
+NO_TARGET = frozenset({"InvalidTarget", "TargetGroupNotFound"})
+"""It is in no such group, or there is no such group any more: either way it gets no traffic from it."""
 TOKEN_REUSED = "IdempotentParameterMismatch"  # noqa: S105  # an error code
 
 
@@ -120,6 +122,60 @@ class Tag(_Shape, frozen=True):
     value: str = ""
 
 
+class Attachment(_Shape, frozen=True):
+    attachment_id: str = ""
+    instance_id: str = ""
+    device_index: int = 0
+
+
+class InstanceInterface(_Shape, frozen=True):
+    network_interface_id: str = ""
+    attachment: Attachment = Attachment()
+
+
+class Interface(_Shape, frozen=True):
+    network_interface_id: str = ""
+    private_ip_address: str = ""
+    attachment: Attachment | None = None
+
+
+class Interfaces(_Shape, frozen=True):
+    network_interfaces: tuple[Interface, ...] = ()
+
+
+class Route(_Shape, frozen=True):
+    destination_cidr_block: str = ""
+    destination_ipv6_cidr_block: str = ""
+    network_interface_id: str = ""
+    instance_id: str = ""
+    state: str = ""
+
+    @property
+    def destination(self) -> str:
+        return self.destination_cidr_block or self.destination_ipv6_cidr_block
+
+
+class RouteTable(_Shape, frozen=True):
+    route_table_id: str = ""
+    routes: tuple[Route, ...] = ()
+    tags: tuple[Tag, ...] = ()
+
+
+class RouteTables(_Shape, frozen=True):
+    route_tables: tuple[RouteTable, ...] = ()
+
+
+class Image(_Shape, frozen=True):
+    image_id: str
+    name: str = ""
+    creation_date: str = ""
+    """ISO 8601: sorts as text."""
+
+
+class Images(_Shape, frozen=True):
+    images: tuple[Image, ...] = ()
+
+
 class Ec2Instance(_Shape, frozen=True):
     instance_id: str
     instance_type: str = ""
@@ -129,6 +185,7 @@ class Ec2Instance(_Shape, frozen=True):
     private_ip_address: str = ""
     ipv6_address: str = ""
     private_dns_name: str = ""
+    network_interfaces: tuple[InstanceInterface, ...] = ()
     tags: tuple[Tag, ...] = ()
 
     @property
@@ -196,6 +253,10 @@ def filters(values: Mapping[str, str | tuple[str, ...]]) -> list[dict[str, objec
         {"Name": name, "Values": list(value) if isinstance(value, tuple) else [value]}
         for name, value in values.items()
     ]
+
+
+def destination(cidr: str) -> dict[str, object]:
+    return {"DestinationIpv6CidrBlock" if ":" in cidr else "DestinationCidrBlock": cidr}
 
 
 def run_parameters(request: CreateRequest, prefix: str) -> dict[str, object]:
