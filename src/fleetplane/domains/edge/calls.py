@@ -11,6 +11,8 @@ from fleetplane.kernel.commands import Command
 CHANNEL = "edge"
 TAIL_BYTES = 4096
 """Kept of each output stream with the outcome: its end, which is where errors are."""
+ANSWER_GRACE_SECONDS = 5.0
+"""A daemon's own word that the time is over comes a little after the time is over."""
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +38,8 @@ class ToolOutcome(msgspec.Struct, frozen=True, kw_only=True):
     duration_seconds: float | None = None
     stdout_tail: bytes = b""
     stderr_tail: bytes = b""
+    structured_json: bytes = b""
+    """What the tool answered as a document, if that is small."""
 
 
 def encode_call(call: ToolCall) -> bytes:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import structlog
 
 from fleetplane.domains.edge import targets
-from fleetplane.domains.edge.calls import ToolCall, encode_call, public_id
+from fleetplane.domains.edge.calls import ANSWER_GRACE_SECONDS, ToolCall, encode_call, public_id
 from fleetplane.domains.edge.groups import Groups
 from fleetplane.domains.edge.kinds import EdgeNode, tenant_scope
 from fleetplane.domains.edge.policy import RunPolicy
@@ -150,7 +150,7 @@ class FleetRuns:
             beside.scope, order.tool, list(found.resolved), actor=order.actor, payload=encode_call(call),
             wait=policy.wait, repeatable=policy.wait, hold=True, beside=beside,
             deliver_within_seconds=policy.deliver_within_seconds if policy.wait else LONGEST_SECONDS,
-            run_for_seconds=policy.deadline_seconds,
+            run_for_seconds=policy.deadline_seconds + ANSWER_GRACE_SECONDS,
         )  # fmt: skip
         run = self.get(order.tenant, command.name)
         log.info("edge.run.started", run=public_id(command), tool=order.tool, targets=len(found.resolved))

@@ -1,0 +1,235 @@
+"""Tool calls on their way to daemons, and what daemons say to them.
+
+Is the courier of the channel's ledger: puts commands on streams, within what a daemon can have at
+once, and takes them back. What comes in about a command (its output while it runs, its result)
+becomes the ledger's word for it, with the end of its output. Who may call what, and which daemons
+are meant, is decided before; what a daemon makes of a call is its own decision.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from fleetplane.domains.edge import wire
+from fleetplane.domains.edge.calls import (
+    ANSWER_GRACE_SECONDS,
+    CHANNEL,
+    TAIL_BYTES,
+    ToolCall,
+    ToolOutcome,
+    decode_call,
+    encode_outcome,
+    ledger_id,
+    public_id,
+)
+from fleetplane.domains.edge.kinds import Dialect
+from fleetplane.domains.edge.presence import Flight, Live, Presences
+from fleetplane.domains.edge.sealing import Sealer, decoded_args
+from fleetplane.domains.edge.wellknown import struct_of
+from fleetplane.domains.edge.wire import Channel, Outcome, Progress, ToolResult
+from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.commands import Command, CommandLimits, Commands, State
+from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
+from fleetplane.kernel.store import Store
+
+log = structlog.get_logger(__name__)
+
+NS = 1_000_000_000
+CALLS_LIMIT = 128
+CALLS_LIMIT_BYTES = 32 * 1024 * 1024
+"""Commands kept ready to be sent: a call to thousands of daemons is made and signed once."""
+STRUCTURED_LIMIT_BYTES = 4096
+"""Of a structured answer that is kept with the outcome; with both tails it stays below 16 KiB."""
+PROTOCOL_ERROR = "protocol_error"
+DISCONNECTED = "edge_disconnected"
+
+Onlooker = Callable[[str, str, Progress], None]
+"""Told the node's id, the command's id in the ledger, and what came out."""
+
+_STATES = {
+    Outcome.OK: State.OK,
+    Outcome.ERROR: State.FAILED,
+    Outcome.TIMED_OUT: State.TIMED_OUT,
+    Outcome.CANCELLED: State.CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchPolicy:
+    in_flight: int = 16
+    """Commands that a daemon has at once."""
+    legacy_in_flight: int = 1
+    """Daemons in the field work on one at a time, and do not read while they do."""
+    grace_seconds: float = ANSWER_GRACE_SECONDS
+    live_bytes: int = 8 * 1024 * 1024
+    """Of one command's output, passed on while it runs; beyond that only its end is kept."""
+
+    def room(self, dialect: Dialect) -> int:
+        return self.legacy_in_flight if dialect is Dialect.LEGACY else self.in_flight
+
+    def run_for_seconds(self, deadline_seconds: float) -> float:
+        """How long the ledger should wait for a daemon's word."""
+        return deadline_seconds + self.grace_seconds
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        presences: Presences,
+        sealer: Sealer,
+        policy: DispatchPolicy,
+        limits: CommandLimits | None = None,
+    ) -> None:
+        self._clock = clock
+        self._presences = presences
+        self._sealer = sealer
+        self.policy = policy
+        self._calls: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
+        """By command: serialized, and its deadline in seconds."""
+        self._calls_bytes = 0
+        self._onlookers: list[Onlooker] = []
+        self.ledger = Commands(store, clock, channel=CHANNEL, courier=self, limits=limits)
+        self.ignored = 0
+        """Words about commands that the daemon does not have, or not any more."""
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher {self.ledger!r} ignored={self.ignored}>"
+
+    def watch(self, onlooker: Onlooker) -> Callable[[], None]:
+        """Have all output told while it comes; returns how to stop that.
+
+        Called in the event loop for every chunk: it must not block, nor raise.
+        """
+        self._onlookers.append(onlooker)
+        return lambda: self._onlookers.remove(onlooker)
+
+    @staticmethod
+    def check(call: ToolCall) -> None:
+        """Refuse a call that could not be sent, before it is written down."""
+        if not call.tool or not call.security_context or not call.tenant:
+            raise InvalidArgument("a call needs a tool, a security context and a tenant", field="tool")
+        if call.deadline_seconds <= 0:
+            raise InvalidArgument("a call needs a deadline", field="deadline_seconds")
+        struct_of(decoded_args(call.args_json))
+
+    # For the ledger.
+
+    def is_present(self, target: str) -> bool:
+        """Whether it takes work: one that drains or is about to stop does not."""
+        live = self._presences.get(target)
+        return live is not None and live.takes_work
+
+    def has_room(self, target: str) -> bool:
+        live = self._presences.get(target)
+        return live is not None and len(live.flights) < self.policy.room(live.dialect)
+
+    def deliver(self, target: str, command: Command) -> bool:
+        live = self._presences.get(target)
+        if live is None or not (live.takes_work and self.has_room(target)):
+            return False
+        try:
+            serialized, deadline_seconds = self._call(command)
+        except (FleetplaneError, msgspec.MsgspecError) as error:
+            log.error("edge.call_unusable", command=command.name, error=str(error))
+            return False
+        if not self._presences.put(live, serialized):
+            return False
+        now_ns = self._clock.now_ns()
+        over_ns = now_ns + round(self.policy.run_for_seconds(deadline_seconds) * NS)
+        live.flights[command.name] = Flight(sent_at_ns=now_ns, over_at_ns=over_ns)
+        return True
+
+    def recall(self, target: str, command: str, reason: str) -> None:
+        """Tell the daemon to stop. Its place is taken until it answers or its time is over."""
+        live = self._presences.get(target)
+        flight = live.flights.get(command) if live is not None else None
+        if live is None or flight is None or flight.recalled:
+            return
+        flight.recalled = True
+        self._presences.put(live, wire.cancel(public_id(command), reason).SerializeToString())
+
+    def _call(self, command: Command) -> tuple[bytes, float]:
+        found = self._calls.get(command.name)
+        if found is None:
+            call = decode_call(command.spec.payload)
+            found = (self._sealer.tool_call(command.name, call), call.deadline_seconds)
+            self._calls[command.name] = found
+            self._calls_bytes += len(found[0])
+            while len(self._calls) > CALLS_LIMIT or self._calls_bytes > CALLS_LIMIT_BYTES:
+                _, (oldest, _) = self._calls.popitem(last=False)
+                self._calls_bytes -= len(oldest)
+        return found
+
+    # What daemons say.
+
+    async def result(self, live: Live, event: tolerant_pb2.CommandResult) -> Dialect | None:
+        """Take a result; which dialect it was in, if that could be told."""
+        command = ledger_id(event.command_id)
+        if command is None:
+            self.ignored += 1
+            return None
+        dialect: Dialect | None = None
+        try:
+            said, dialect = wire.decode_result(event.result)
+        except InvalidArgument as error:
+            said = ToolResult(outcome=Outcome.ERROR, code=PROTOCOL_ERROR, message=error.message)
+        flight = live.flights.pop(command, None)
+        self.ignored += flight is None
+        outcome = encode_outcome(kept(said, flight, now_ns=self._clock.now_ns()))
+        node_id = live.node_id
+        await self.ledger.ended(node_id, command, _STATES[said.outcome], detail=said.message, result=outcome)
+        if flight is not None:
+            await self.ledger.room(node_id)
+        return dialect
+
+    def progress(self, live: Live, command_id: str, said: Progress) -> None:
+        command = ledger_id(command_id)
+        flight = live.flights.get(command) if command is not None else None
+        if command is None or flight is None:
+            self.ignored += 1
+            return
+        if said.stream is Channel.STDOUT:
+            flight.stdout.add(said.data)
+        elif said.stream is Channel.STDERR:
+            flight.stderr.add(said.data)
+        flight.live_bytes += len(said.data)
+        if flight.live_bytes <= self.policy.live_bytes:
+            for onlooker in tuple(self._onlookers):
+                onlooker(live.node_id, command, said)
+
+    # Time.
+
+    async def expire(self) -> None:
+        """Give up the places of commands whose time is over, and send what waits for them."""
+        now_ns = self._clock.now_ns()
+        for live in self._presences:
+            late = [command for command, flight in live.flights.items() if flight.over_at_ns <= now_ns]
+            for command in late:
+                del live.flights[command]
+            if late:
+                await self.ledger.room(live.node_id)
+
+
+def kept(said: ToolResult, flight: Flight | None, *, now_ns: int) -> ToolOutcome:
+    """What is stored of a result: the end of its output, from the result or from what came before it."""
+    seconds = said.duration_seconds
+    if seconds is None and flight is not None:
+        seconds = (now_ns - flight.sent_at_ns) / NS
+    structured = b"" if said.structured is None else msgspec.json.encode(said.structured)
+    return ToolOutcome(
+        code=said.code,
+        exit_code=said.exit_code,
+        duration_seconds=seconds,
+        stdout_tail=said.stdout[-TAIL_BYTES:] or (bytes(flight.stdout) if flight else b""),
+        stderr_tail=said.stderr[-TAIL_BYTES:] or (bytes(flight.stderr) if flight else b""),
+        structured_json=structured if len(structured) <= STRUCTURED_LIMIT_BYTES else b"",
+    )
