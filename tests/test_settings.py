@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from fleetplane import settings
+from fleetplane import server, settings
 from fleetplane.domains.gpus.wire import Dialect
 from fleetplane.kernel.errors import SettingsError
+from fleetplane.kernel.telemetry import TelemetryLimits
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -102,3 +103,19 @@ def test_a_known_section_may_be_empty_and_a_domain_named_twice(tmp_path: Path) -
         config=write(tmp_path, "[gpus]\n[listeners.web]\n"), environment={}, flags={"only": "gpus,gpus"}
     )
     assert loaded.domains == ("gpus",)
+
+
+def test_how_long_and_how_much_of_the_past_is_kept_can_be_set() -> None:
+    assert server._telemetry_limits(settings.load(config=None, environment={})) == TelemetryLimits()
+
+    flags = {"telemetry.points_days": "2", "telemetry.lines_days": "0.5", "telemetry.size_mebibytes": "64"}
+    limits = server._telemetry_limits(settings.load(config=None, environment={}, flags=flags))
+
+    assert (limits.points_age_seconds, limits.lines_age_seconds) == (172_800.0, 43_200.0)
+    assert limits.size_bytes == 64 * 1024**2
+
+
+@pytest.mark.parametrize("name", ["points_days", "lines_days", "size_mebibytes"])
+def test_a_past_of_no_length_or_size_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"telemetry.{name}"):
+        settings.load(config=None, environment={}, flags={f"telemetry.{name}": "0"})

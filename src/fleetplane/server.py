@@ -24,8 +24,9 @@ from fleetplane.kernel.identity.revocation import Revocations, Revoked
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.store.metrics import StoreCollector
-from fleetplane.kernel.telemetry import Telemetry
+from fleetplane.kernel.telemetry import Telemetry, TelemetryLimits
 from fleetplane.kernel.telemetry.metrics import TelemetryCollector
+from fleetplane.kernel.telemetry.values import DAY_SECONDS
 from fleetplane.presenting import Presenting
 from fleetplane.rpc import (
     Authentication,
@@ -75,7 +76,9 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
         revocations = Revocations(store, clock)
         telemetry = None
         if any(blueprint.keeps_telemetry for blueprint in blueprints):
-            telemetry = await stack.enter_async_context(Telemetry.open(data_dir / "telemetry.db", clock))
+            telemetry = await stack.enter_async_context(
+                Telemetry.open(data_dir / "telemetry.db", clock, limits=_telemetry_limits(settings))
+            )
             registry.register(TelemetryCollector(telemetry))
         kernel = Kernel(
             store=store, clock=clock, calls=calls, master=master, authority=authority,
@@ -156,6 +159,15 @@ def _store_settings(settings: Settings, data_dir: Path) -> StoreSettings:
         ring_events=settings.store.ring_events,
         history_revisions=settings.store.history_revisions,
         group_limit=settings.store.group_limit,
+    )
+
+
+def _telemetry_limits(settings: Settings) -> TelemetryLimits:
+    wanted = settings.telemetry
+    return TelemetryLimits(
+        points_age_seconds=wanted.points_days * DAY_SECONDS,
+        lines_age_seconds=wanted.lines_days * DAY_SECONDS,
+        size_bytes=wanted.size_mebibytes * 1024**2,
     )
 
 

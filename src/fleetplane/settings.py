@@ -76,6 +76,20 @@ class StoreSection(Section, frozen=True):
         _at_least("store.group_limit", self.group_limit, 1)
 
 
+class TelemetrySettings(Section, frozen=True):
+    """Of measurements and log lines; what is older, or too much, is deleted."""
+
+    points_days: float = 35.0
+    """A month can be looked at on its last day."""
+    lines_days: float = 8.0
+    size_mebibytes: int = 8192
+    """Beyond it the oldest lines go first. About 20 million of 400 bytes."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("points_days", 0.01), ("lines_days", 0.01), ("size_mebibytes", 1)):
+            _at_least(f"telemetry.{name}", getattr(self, name), least)
+
+
 class IdentitySettings(Section, frozen=True):
     master_key: str = ""
     """Base64 of 32 bytes. Empty: a 0600 file in the data directory, made at first start."""
@@ -331,6 +345,7 @@ class Settings(Section, frozen=True):
     log: LogSettings = LogSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     store: StoreSection = StoreSection()
+    telemetry: TelemetrySettings = TelemetrySettings()
     identity: IdentitySettings = IdentitySettings()
     listeners: ListenersSettings = ListenersSettings()
     gpus: GpuSettings = GpuSettings()

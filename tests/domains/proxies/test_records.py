@@ -14,7 +14,7 @@ from agents_rig import agents_rig
 from proxy_api import rest_api
 
 from fleetplane.domains.proxies.kinds import AGENT, Agent, AgentSpec
-from fleetplane.domains.proxies.ports import LogPage, LogQuery, Traffic
+from fleetplane.domains.proxies.ports import LEVELS, ErrorQuery, LogPage, LogQuery, Traffic
 from fleetplane.domains.proxies.records import AgentRecords
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import SystemClock
@@ -246,3 +246,58 @@ async def test_rest_answers_from_what_was_reported(tmp_path: Path) -> None:
             rest = await api.admin.get(f"{logs}&limit=1&cursor={page['meta']['cursor']}")
             assert [one["uri"] for one in page["data"] + rest["data"]] == ["/2", "/1"]
             assert await api.admin.faults("GET", f"{logs}&cursor=nonsense") == [("cursor", "INVALID_FORMAT")]
+
+
+def complaint(number: int, level: str, *, source: str = "nginx_error", at_ms: int = 0) -> pb.LogEntry:
+    fields = {"id": f"e-{number}", "source": source, "pid": "7"}
+    moment = at_ms or NOW // 1_000_000 + number
+    return pb.LogEntry(timestamp=moment, level=level, message=f"complaint {number}", fields=fields)
+
+
+async def test_complaints_are_searched_by_severity_agent_and_source(tmp_path: Path) -> None:
+    async with desk(tmp_path) as it:
+        levels = ["notice", "warn", "error", "emerg", "strange"]
+        await it.log("one", *(complaint(n, level) for n, level in enumerate(levels)), request(9))
+        await it.log("two", complaint(7, "error", source="agent"))
+
+        async def found(severity: str, **about: Any) -> list[str]:
+            asked = ErrorQuery(
+                from_ns=NOW, to_ns=NOW + HOUR, limit=10, severity=LEVELS.index(severity), **about
+            )
+            return [one.message for one in (await it.records.error_log(SCOPE, asked)).entries]
+
+        assert await found("debug") == [f"complaint {n}" for n in (7, 4, 3, 2, 1, 0)], "and no request"
+        assert await found("warn") == [f"complaint {n}" for n in (7, 3, 2, 1)], "an unknown level is no alarm"
+        assert await found("emerg") == ["complaint 3"]
+        assert await found("debug", agent_id="two") == ["complaint 7"]
+        assert await found("debug", source="agent") == ["complaint 7"]
+        assert await it.uris() == ["/9"]
+
+
+async def test_rest_tells_what_nginx_complained_of(tmp_path: Path) -> None:
+    async with Telemetry.open(tmp_path / "t.db", clock := SystemClock()) as telemetry:
+        records = AgentRecords(telemetry)
+        async with rest_api(tmp_path, records=records) as api:
+            _, workspace = await api.workspace()
+            enrolled = await api.admin.post(f"/workspaces/{workspace}/agents/tokens", {"name": "web-01"})
+            (stored,) = api.store.list(AGENT)
+            now_ms = clock.now_ns() // 1_000_000
+            entries = [complaint(n, "error", at_ms=now_ms - 1000 + n) for n in range(3)]
+            await records.logs(stored, pb.LogBatch(entries=entries), now_ns=clock.now_ns())
+            await telemetry.flush()
+            path = f"/workspaces/{workspace}/error-logs"
+            page = await api.admin.get(f"{path}?level=error&limit=2")
+            rest = await api.admin.get(f"{path}?limit=2&cursor={page['meta']['cursor']}")
+            none = await api.admin.get(f"{path}?level=crit")
+            bad = await api.admin.faults("GET", f"{path}?level=loud&limit=0")
+            _, other = await api.workspace()
+            elsewhere = await api.admin.get(f"/workspaces/{other}/error-logs")
+
+    assert [one["message"] for one in page["data"] + rest["data"]] == [f"complaint {n}" for n in (2, 1, 0)]
+    assert page["data"][0] == {
+        "id": "e-2", "agent_id": enrolled["agent_id"], "timestamp": page["data"][0]["timestamp"],
+        "level": "error", "message": "complaint 2", "source": "nginx_error",
+    }  # fmt: skip
+    assert (page["meta"]["total"], rest["meta"]) == (3, {"total": 3, "limit": 2})
+    assert (none["data"], elsewhere["data"]) == ([], [])
+    assert sorted(field for field, _ in bad) == ["level", "limit"]

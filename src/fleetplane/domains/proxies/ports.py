@@ -119,6 +119,41 @@ class LogPage:
     """Where to go on; empty at the end."""
 
 
+LEVELS = ("emerg", "alert", "crit", "error", "warn", "notice", "info", "debug")
+"""Of what NGINX writes to its error log, the worst first."""
+
+
+class ErrorLogEntry(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    agent_id: str
+    timestamp: str
+    level: str
+    message: str
+    source: str
+    """`nginx_error`, or `agent` for what the agent itself says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorQuery:
+    """From `from_ns` inclusive to `to_ns` exclusive, newest first."""
+
+    from_ns: int
+    to_ns: int
+    limit: int
+    severity: int = len(LEVELS) - 1
+    """A place in `LEVELS`: that one and worse."""
+    agent_id: str = ""
+    source: str = ""
+    cursor: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorPage:
+    entries: Sequence[ErrorLogEntry] = ()
+    total: int = 0
+    cursor: str = ""
+
+
 class Records(Protocol):
     """What agents reported over time."""
 
@@ -127,6 +162,8 @@ class Records(Protocol):
     ) -> Traffic: ...
 
     async def access_log(self, workspace: str, query: LogQuery) -> LogPage: ...
+
+    async def error_log(self, workspace: str, query: ErrorQuery) -> ErrorPage: ...
 
 
 class Revoker(Protocol):
@@ -151,6 +188,9 @@ class NobodyThere:
 
     async def access_log(self, workspace: str, query: LogQuery) -> LogPage:  # noqa: ARG002
         return LogPage()
+
+    async def error_log(self, workspace: str, query: ErrorQuery) -> ErrorPage:  # noqa: ARG002
+        return ErrorPage()
 
     async def revoke(self, scope: str, identity: str, *, reason: RevocationReason, actor: str) -> Certificate:  # noqa: ARG002
         raise Unavailable("nobody here issues certificates")

@@ -16,7 +16,16 @@ import msgspec
 
 from fleetplane.domains.proxies import wire
 from fleetplane.domains.proxies.kinds import Agent
-from fleetplane.domains.proxies.ports import AccessLogEntry, LogPage, LogQuery, Traffic
+from fleetplane.domains.proxies.ports import (
+    LEVELS,
+    AccessLogEntry,
+    ErrorLogEntry,
+    ErrorPage,
+    ErrorQuery,
+    LogPage,
+    LogQuery,
+    Traffic,
+)
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import Unavailable
 from fleetplane.kernel.telemetry import FoundLine, Line, LineQuery, Point, Sample, Telemetry
@@ -42,6 +51,9 @@ CLASSES: Final = ("2xx", "3xx", "4xx", "5xx")
 """Interim answers (1xx) are no answers, and are not counted."""
 _SINGLE: Final = frozenset({CONNECTIONS, REQUESTS, RECEIVED, SENT})
 _COUNTED_FROM_LOG: Final = frozenset({RESPONSES, RECEIVED, SENT})
+_SEVERITIES: Final = {level: rank for rank, level in enumerate(LEVELS)}
+_UNRANKED: Final = _SEVERITIES["info"]
+"""Of levels that are an agent's own."""
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -105,6 +117,17 @@ class AgentRecords:
             )
         )  # fmt: skip
         return LogPage(entries=[_entry(one) for one in page.lines], total=page.total, cursor=page.cursor)
+
+    async def error_log(self, workspace: str, query: ErrorQuery) -> ErrorPage:
+        page = await self._telemetry.lines(
+            LineQuery(
+                scope=workspace, stream=ERRORS, from_ns=query.from_ns, to_ns=query.to_ns, limit=query.limit,
+                code_high=query.severity, source=query.agent_id, subject=query.source[:TEXT_LIMIT],
+                cursor=query.cursor,
+            )
+        )  # fmt: skip
+        found = [_complaint(one) for one in page.lines]
+        return ErrorPage(entries=found, total=page.total, cursor=page.cursor)
 
 
 def _full() -> Unavailable:
@@ -173,10 +196,17 @@ def _line(agent: Agent, entry: pb.LogEntry, number: int, now_ns: int) -> Line:
         source=agent.name,
         at_ns=_moment_ns(entry.timestamp, now_ns),
         identity=identity,
-        code=_integer(fields.get("status", "")) if is_access else 0,
+        code=_integer(fields.get("status", "")) if is_access else _SEVERITIES.get(entry.level, _UNRANKED),
         subject=fields.get("host", "")[:TEXT_LIMIT] if is_access else fields.get("source", "")[:TEXT_LIMIT],
         action=fields.get("method", "")[:TEXT_LIMIT] if is_access else entry.level[:TEXT_LIMIT],
-        body=_ENCODER.encode(_Kept(id=identity, message=entry.message, fields=fields)),
+        body=_ENCODER.encode(
+            _Kept(
+                id=identity,
+                message=entry.message,
+                fields=fields,
+                level="" if is_access else entry.level[:TEXT_LIMIT],
+            )
+        ),
     )
 
 
@@ -185,6 +215,8 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     message: str = ""
+    level: str = ""
+    """Of what is no request."""
     fields: dict[str, str] = {}
 
 
@@ -209,6 +241,18 @@ def _entry(found: FoundLine) -> AccessLogEntry:
         user_agent=said("user_agent", ""),
         referer=said("referer", ""),
         request_id=said("request_id", ""),
+    )
+
+
+def _complaint(found: FoundLine) -> ErrorLogEntry:
+    kept = _DECODER.decode(found.body)
+    return ErrorLogEntry(
+        id=kept.id,
+        agent_id=found.source,
+        timestamp=spelled(found.at_ns),
+        level=kept.level,
+        message=kept.message,
+        source=kept.fields.get("source", ""),
     )
 
 

@@ -30,6 +30,7 @@ from fleetplane.domains.proxies.ports import Commander, NobodyThere, Presence, R
 from fleetplane.domains.proxies.rest_accounts import AccountRoutes
 from fleetplane.domains.proxies.rest_agents import AgentRoutes
 from fleetplane.domains.proxies.rest_places import PlaceRoutes
+from fleetplane.domains.proxies.rest_records import RecordRoutes
 from fleetplane.domains.proxies.rest_served import ServedRoutes
 from fleetplane.domains.proxies.rest_versions import VersionRoutes
 from fleetplane.domains.proxies.rewriting import Rewriting
@@ -127,7 +128,8 @@ class RestSide:
                     Members(store, workspaces), AuditTrail(store, notes, self._email_of),
                     anyone_may_found=options.anyone_may_found,
                 ).routes(),
-                *AgentRoutes(store, clock, agents, presence, commander, records).routes(),
+                *AgentRoutes(store, clock, agents, presence, commander).routes(),
+                *RecordRoutes(store, clock, records).routes(),
                 *ServedRoutes(store, clock, access, hosts, self.certificates, revoker).routes(),
                 *VersionRoutes(store, workspaces, agents, rewriting, commander).routes(),
             ),
