@@ -7,8 +7,9 @@ Errors of the one tree become the envelope here, and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic
 
 import msgspec
@@ -23,8 +24,9 @@ from fleetplane.kernel.errors import FleetplaneError, NotFound
 from fleetplane.web import bodies
 from fleetplane.web.gateway import ARRIVAL, Arrival, Gateway, Send
 from fleetplane.web.idempotency import Answers, Kept
-from fleetplane.web.problems import Code, MethodNotAllowed, Problem, Rejected, refusal
-from fleetplane.web.routes import C, Call, Gate, Headers, Route, RouteTable
+from fleetplane.web.problems import Code, Envelope, MethodNotAllowed, Problem, Rejected, refusal
+from fleetplane.web.routes import Answer, C, Call, Gate, Headers, Route, RouteTable, Stream
+from fleetplane.web.streaming import Streaming
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +45,7 @@ class Desk(Generic[C]):
         self._gate = gate
         self._answers = answers
 
-    async def serve(self, route: Route, request: AnyRequest) -> Reply:
+    async def serve(self, route: Route, request: AnyRequest) -> Reply | Streaming:
         arrival: Arrival[C] = request.scope[ARRIVAL]  # type: ignore[literal-required]
         path = {name: str(value) for name, value in request.path_params.items()}
         scope = ""
@@ -54,18 +56,20 @@ class Desk(Generic[C]):
             scope = self._gate.admit(arrival.caller, route.permission, path)
         body = b"" if route.body is None else await request.body()
         headers = arrival.headers
+        query, many = _query(request, route)
         call = Call(
             request_id=arrival.request_id,
             address=arrival.address,
             scope=scope,
             path=path,
-            query=_query(request),
+            query=query,
+            many=many,
             headers=headers,
             body=_shaped(route, body, headers),
             _caller=arrival.caller,
         )
         key = headers.get("idempotency-key") if route.method == "POST" else None
-        if key is None or arrival.caller is None:
+        if key is None or arrival.caller is None or route.streams:
             return await self._answer(route, call)
         digest = self._answers.digest(arrival.caller.name, f"POST {request.url.path}", key)
         return await self._once(route, call, digest, body)
@@ -79,11 +83,14 @@ class Desk(Generic[C]):
             if kept is not None:
                 return _replayed(kept)
             answer = await route.handler(replace(call, receipt=once))
+            assert isinstance(answer, Answer), "what goes on cannot be kept"
             await self._answers.keep(once, answer)
             return Reply(route.status, answer.headers, encode(answer.content))
 
-    async def _answer(self, route: Route, call: Call[C]) -> Reply:
+    async def _answer(self, route: Route, call: Call[C]) -> Reply | Streaming:
         answer = await route.handler(call)
+        if isinstance(answer, Stream):
+            return Streaming(route.status, answer.headers, answer.content_type, answer.chunks)
         return Reply(route.status, answer.headers, _encoded(route, answer.content))
 
 
@@ -112,16 +119,23 @@ def _replayed(kept: Kept) -> Reply:
     return Reply(kept.status, {**kept.headers, "idempotency-replayed": "true"}, kept.body)
 
 
-def _query(request: AnyRequest) -> dict[str, str]:
-    """Single values; a parameter given twice could mean either, and is refused."""
-    if not request.scope["query_string"]:
-        return {}
+def _query(request: AnyRequest, route: Route) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Single values, and those of parameters that may have many.
+
+    Any other that is given twice could mean either, and is refused.
+    """
     found: dict[str, str] = {}
+    many: dict[str, list[str]] = {query.name: [] for query in route.query if query.many}
+    if not request.scope["query_string"]:
+        return found, many
     for name, value in request.query_params.multi_items():
+        if name in many:
+            many[name].append(str(value))
+            continue
         if name in found:
             raise Rejected(Problem(field=name, message="Given more than once"))
         found[name] = str(value)
-    return found
+    return found, many
 
 
 def _shaped(route: Route, body: bytes, headers: Headers) -> Any:
@@ -140,22 +154,30 @@ def application(
     answers: Answers,
     clock: Clock,
     requests_per_minute: int,
+    envelope: Envelope = refusal,
     debug: bool = False,
 ) -> Gateway[C]:
-    """Everything of one table, ready to be mounted at its prefix."""
+    """Everything of one table, ready to be mounted at its prefix; `envelope` says how errors look."""
     desk = Desk(gate, answers)
+    error = partial(_error, envelope)
     site = Litestar(
         route_handlers=[_bound(desk, table.prefix, route) for route in table.routes],
-        exception_handlers={HTTPException: _framework_error, Exception: _error},
+        exception_handlers={HTTPException: partial(_framework_error, error), Exception: error},
         openapi_config=None,
         logging_config=None,
         debug=debug,
     )
-    return Gateway(site, gate, clock, requests_per_minute=requests_per_minute)  # type: ignore[arg-type]
+    return Gateway(
+        site,  # type: ignore[arg-type]  # Litestar is an ASGI application, in other words
+        gate,
+        clock,
+        requests_per_minute=requests_per_minute,
+        envelope=envelope,
+    )
 
 
 def _bound(desk: Desk[C], prefix: str, route: Route) -> HTTPRouteHandler:
-    async def handle(request: AnyRequest) -> Reply:
+    async def handle(request: AnyRequest) -> Reply | Streaming:
         return await desk.serve(route, request)
 
     return HTTPRouteHandler(
@@ -166,15 +188,17 @@ def _bound(desk: Desk[C], prefix: str, route: Route) -> HTTPRouteHandler:
     )(handle)
 
 
-def _error(request: AnyRequest, error: Exception) -> Response[bytes]:
+def _error(envelope: Envelope, request: AnyRequest, error: Exception) -> Response[bytes]:
     arrival: Arrival[Any] = request.scope[ARRIVAL]  # type: ignore[literal-required]
-    told = refusal(error, arrival.request_id)
+    told = envelope(error, arrival.request_id)
     if not isinstance(error, FleetplaneError) or told.status == 500:
         log.error("web.failed", request_id=arrival.request_id, path=request.url.path, exc_info=error)
     return Response(told.body, status_code=told.status, headers=told.headers, media_type=JSON)
 
 
-def _framework_error(request: AnyRequest, error: HTTPException) -> Response[bytes]:
+def _framework_error(
+    tell: Callable[[AnyRequest, Exception], Response[bytes]], request: AnyRequest, error: HTTPException
+) -> Response[bytes]:
     """What Litestar itself refuses: unknown paths and methods, unreadable requests."""
     meaning: Exception = error
     match error.status_code:
@@ -184,7 +208,7 @@ def _framework_error(request: AnyRequest, error: HTTPException) -> Response[byte
             meaning = MethodNotAllowed(f"{request.method} is not allowed here")
         case 400 | 413:
             meaning = Rejected(Problem(field="", message=error.detail))
-    answer = _error(request, meaning)
+    answer = tell(request, meaning)
     if error.headers:
         answer.headers.update(error.headers)
     return answer

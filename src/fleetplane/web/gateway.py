@@ -16,7 +16,7 @@ from typing import Any, Generic
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unauthenticated
 from fleetplane.web.bodies import BODY_LIMIT_BYTES
-from fleetplane.web.problems import Code, Problem, Refusal, Rejected, refusal
+from fleetplane.web.problems import Code, Envelope, Problem, Refusal, Rejected, refusal
 from fleetplane.web.rate import Allowance, RateLimit
 from fleetplane.web.routes import C, Gate, Headers
 
@@ -46,8 +46,15 @@ class Arrival(Generic[C]):
 
 class Gateway(Generic[C]):
     def __init__(
-        self, app: App, gate: Gate[C], clock: Clock, *, requests_per_minute: int = REQUESTS_PER_MINUTE
+        self,
+        app: App,
+        gate: Gate[C],
+        clock: Clock,
+        *,
+        requests_per_minute: int = REQUESTS_PER_MINUTE,
+        envelope: Envelope = refusal,
     ) -> None:
+        self._envelope = envelope
         self._app = app
         self._gate = gate
         self._clock = clock
@@ -69,7 +76,7 @@ class Gateway(Generic[C]):
         )
         send = self._with_headers(send, arrival.request_id, allowance, tls=scope.get("scheme") == "https")
         if (error := _unwelcome(headers, allowance)) is not None:
-            await _send(send, refusal(error, arrival.request_id))
+            await _send(send, self._envelope(error, arrival.request_id))
             return
         scope[ARRIVAL] = arrival
         await self._app(scope, _bounded(receive), send)

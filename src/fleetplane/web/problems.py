@@ -8,7 +8,7 @@ Decides codes and statuses; knows no route and no framework.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -112,6 +112,10 @@ class Refusal:
     status: int
     body: bytes
     headers: Mapping[str, str]
+
+
+Envelope = Callable[[BaseException, str], Refusal]
+"""How errors of one table look, from the error and the request's id."""
 
 
 def refusal(error: BaseException, request_id: str) -> Refusal:

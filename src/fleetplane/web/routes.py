@@ -6,7 +6,7 @@ three can forget a route. Knows no framework and no domain.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -69,6 +69,8 @@ class Call(Generic[C]):
     path: Mapping[str, str]
     query: Mapping[str, str]
     headers: Headers
+    many: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of those parameters of the query that may be given more than once."""
     body: Any
     """As the route's shape; typed by the handler that takes it apart."""
     receipt: Receipt | None = None
@@ -99,7 +101,16 @@ class Call(Generic[C]):
         return self.headers.get("user-agent") or ""
 
 
-Handler = Callable[[Call[Any]], Awaitable[Answer[Any]]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """An answer that goes on until its source ends or the reader has left."""
+
+    chunks: AsyncGenerator[bytes]
+    content_type: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[[Call[Any]], Awaitable[Answer[Any] | Stream]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +124,8 @@ class Query:
     default: str | int | None = None
     low: int | None = None
     high: int | None = None
+    many: bool = False
+    """Whether it may be given more than once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +146,8 @@ class Route:
     answer: Any = None
     """The shape of the answer; None for an empty one."""
     status: int = 200
+    streams: bool = False
+    """Whether it may answer with a `Stream`, which nobody can be given a second time."""
     query: Sequence[Query] = ()
 
     @property
