@@ -226,6 +226,7 @@ WORKER_TOKEN: Kind[WorkerTokenSpec, Nothing] = Kind("edge-worker-token", WorkerT
 EdgeNode = Resource[NodeSpec, NodeStatus]
 Enrollment = Resource[EnrollmentSpec, Nothing]
 Worker = Resource[WorkerSpec, WorkerStatus]
+WorkerToken = Resource[WorkerTokenSpec, Nothing]
 
 KINDS = (EDGE_NODE, ENROLLMENT, BLACKLISTED, WORKER, WORKER_TOKEN)
 """Of this room; others add theirs."""

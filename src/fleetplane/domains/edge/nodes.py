@@ -154,6 +154,7 @@ class Nodes:
                     ],
                 )  # fmt: skip
             except Conflict:
+                await self._store.settled(EDGE_NODE, node.scope, node_id)
                 continue
             self._announce(done.value)
             return done.value
@@ -177,6 +178,7 @@ class Nodes:
                     actor=actor, action="edge.revoke_tenant", touches=touches,
                 )  # fmt: skip
             except Conflict:
+                await self._store.settled(EDGE_NODE)
                 continue
             for node in done.value:
                 self._announce(node)

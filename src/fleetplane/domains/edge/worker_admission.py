@@ -1,0 +1,160 @@
+"""Which nodes may join the cluster as workers.
+
+Each comes with a token that was made for its id, works once and is kept as a hash; or with the key
+that it was let in with before, so that renewing its membership needs no new token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import uuid
+from functools import partial
+
+import msgspec
+
+from fleetplane.domains.edge.challenges import Candidate
+from fleetplane.domains.edge.identity_policy import IdentityPolicy
+from fleetplane.domains.edge.kinds import (
+    BLACKLISTED,
+    WORKER,
+    WORKER_TOKEN,
+    Worker,
+    WorkerSpec,
+    WorkerToken,
+    WorkerTokenSpec,
+    check_uuid,
+)
+from fleetplane.domains.edge.tokens import IssuedToken, NodeTokens, blacklist
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import Conflict, InvalidArgument, PermissionDenied
+from fleetplane.kernel.store import Draft, Store
+
+SECRET_BYTES = 32
+TOKEN_LIMIT_SECONDS = 7 * 86_400.0
+ATTEMPTS = 3
+
+
+class WorkerAdmission:
+    def __init__(self, store: Store, clock: Clock, tokens: NodeTokens, policy: IdentityPolicy) -> None:
+        self._store = store
+        self._clock = clock
+        self._tokens = tokens
+        self._policy = policy
+
+    # Operators.
+
+    async def issue(self, node_id: str, *, life_seconds: float, actor: str) -> str:
+        """A token for one node; the only time it is shown."""
+        node_id = check_uuid(node_id, field="node_id")
+        if not 0 < life_seconds <= TOKEN_LIMIT_SECONDS:
+            raise InvalidArgument(
+                f"a worker's token lives up to {TOKEN_LIMIT_SECONDS:g} s", field="ttl_seconds"
+            )
+        token_id = str(uuid.UUID(bytes=self._clock.token_bytes(16), version=4))
+        secret = self._clock.token_bytes(SECRET_BYTES).hex()
+        now_ns = self._clock.now_ns()
+        spec = WorkerTokenSpec(
+            node_id=node_id, secret_hash=_hash(secret), issued_by=actor, issued_at_ns=now_ns,
+            expires_at_ns=now_ns + round(life_seconds * 1e9),
+        )  # fmt: skip
+        await self._store.transact(
+            lambda draft: draft.put(WORKER_TOKEN, "", token_id, spec=spec),
+            actor=actor, action="edge.issue_worker_token", touches=[WORKER_TOKEN.key("", token_id)],
+        )  # fmt: skip
+        return f"{token_id}.{secret}"
+
+    # Nodes.
+
+    def check(self, candidate: Candidate) -> None:
+        """Refuse at once who could not be admitted later; uses nothing up."""
+        known = self._store.get(WORKER, "", candidate.node_id)
+        if known is None or known.spec.public_key != candidate.public_key:
+            self._check_token(candidate, self._store.get(WORKER_TOKEN, "", _token_id(candidate)))
+
+    def _check_token(self, candidate: Candidate, record: WorkerToken | None) -> None:
+        if not candidate.enrolment_token:
+            raise _denied("an enrolment token is required")
+        found = record.spec if record is not None else None
+        secret = candidate.enrolment_token.partition(".")[2]
+        expected = found.secret_hash if found is not None else b"\0" * 32
+        # The same work for tokens that do not exist, so that the time it takes tells nothing.
+        right = hmac.compare_digest(_hash(secret), expected)
+        if found is None or not right or found.node_id != candidate.node_id:
+            raise _denied("the enrolment token is not good for this node")
+        if found.redeemed_at_ns is not None:
+            raise _denied("the enrolment token was used already")
+        if found.expires_at_ns <= self._clock.now_ns():
+            raise _denied("the enrolment token has expired")
+
+    async def admit(self, candidate: Candidate) -> IssuedToken:
+        """Use the token up, unless the key is known, and give the node one of its own."""
+        assert candidate.role is not None
+        for _ in range(ATTEMPTS):
+            issued = self._tokens.issue_worker(
+                candidate.node_id, candidate.role, candidate.public_key,
+                capabilities=candidate.capabilities, tags=candidate.tags,
+                life_seconds=self._policy.worker_token_seconds,
+            )  # fmt: skip
+            before = self._store.get(WORKER, "", candidate.node_id)
+            touches = [WORKER.key("", candidate.node_id), WORKER_TOKEN.key("", _token_id(candidate))]
+            if before is not None:
+                touches.append(BLACKLISTED.key("", before.spec.token_id))
+            try:
+                await self._store.transact(
+                    partial(self._bind, candidate=candidate, issued=issued, before=before),
+                    actor=f"worker/{candidate.node_id}", action="edge.admit_worker", touches=touches,
+                )  # fmt: skip
+            except Conflict:
+                await self._store.settled(WORKER, "", candidate.node_id)
+                continue
+            return issued
+        raise Conflict("the node is being admitted by someone else")
+
+    def _bind(
+        self, draft: Draft, *, candidate: Candidate, issued: IssuedToken, before: Worker | None
+    ) -> None:
+        node_id = candidate.node_id
+        assert candidate.role is not None
+        current = draft.get(WORKER, "", node_id)
+        if (current.spec.token_id if current else None) != (before.spec.token_id if before else None):
+            raise Conflict("the node's token was replaced")
+        rekeyed = current is None or current.spec.public_key != candidate.public_key
+        if rekeyed:
+            self._redeem(draft, candidate)
+        if current is not None and rekeyed:
+            # With its key unchanged the former token may live on for the calls that are under way.
+            blacklist(
+                draft, current.spec.token_id, node_id=node_id, reason="admitted again",
+                expires_at_ns=current.spec.token_expires_at_ns,
+            )  # fmt: skip
+        spec = WorkerSpec(
+            role=candidate.role, public_key=candidate.public_key, attested_at_ns=draft.now_ns,
+            token_id=issued.jti, token_expires_at_ns=issued.expires_at_ns,
+            capabilities=candidate.capabilities, tags=candidate.tags, grpc_address=candidate.grpc_address,
+        )  # fmt: skip
+        if current is not None:
+            spec = msgspec.structs.replace(
+                spec, registered_at_ns=current.spec.registered_at_ns, draining=current.spec.draining,
+                grpc_address=candidate.grpc_address or current.spec.grpc_address,
+            )  # fmt: skip
+        draft.put(WORKER, "", node_id, spec=spec, status=current.status if current else None)
+
+    def _redeem(self, draft: Draft, candidate: Candidate) -> None:
+        record = draft.get(WORKER_TOKEN, "", _token_id(candidate))
+        self._check_token(candidate, record)
+        assert record is not None
+        spec = msgspec.structs.replace(record.spec, redeemed_at_ns=draft.now_ns)
+        draft.put(WORKER_TOKEN, "", record.name, spec=spec)
+
+
+def _token_id(candidate: Candidate) -> str:
+    return candidate.enrolment_token.partition(".")[0] or "none"
+
+
+def _hash(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode()).digest()
+
+
+def _denied(why: str) -> PermissionDenied:
+    return PermissionDenied(f"Cluster admission denied: {why}", hint="ask for an enrolment token")
