@@ -22,6 +22,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from fleetplane.domains.instances import credentials, ids
 from fleetplane.domains.instances.admin_service import AdminService
+from fleetplane.domains.instances.authority_service import AuthorityService
 from fleetplane.domains.instances.credentials import ClientRole, authenticator
 from fleetplane.domains.instances.error_feed import ErrorFeed
 from fleetplane.domains.instances.files import Secrets
@@ -36,6 +37,7 @@ from fleetplane.domains.instances.kinds import (
 from fleetplane.domains.instances.operator_service import OperatorService
 from fleetplane.domains.instances.registry import Instances
 from fleetplane.domains.instances.reports import Reports
+from fleetplane.gen.fleetplane.admin.v1 import authority_pb2, authority_pb2_grpc
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2_grpc as admin_grpc
 from fleetplane.gen.nstance.v1 import operator_pb2, operator_pb2_grpc
@@ -64,6 +66,7 @@ CONFIG_PATH = "shard/local/config.jsonc"
 SECONDS = 10.0
 
 _OPERATOR = operator_pb2.DESCRIPTOR.services_by_name["OperatorService"]
+_AUTHORITY = authority_pb2.DESCRIPTOR.services_by_name["AuthorityAdmin"]
 _ADMIN = admin_pb2.DESCRIPTOR.services_by_name["InstancesAdmin"]
 _PERMISSION = Permission("instances.any")
 _LOCAL = Principal(name="local", roles=frozenset({Role("local")}))
@@ -237,6 +240,10 @@ class Rig:
         channel = await self.stack.enter_async_context(grpc.aio.insecure_channel(f"unix:{self.admin_socket}"))
         return admin_grpc.InstancesAdminStub(channel)
 
+    async def authorities(self) -> Any:
+        channel = await self.stack.enter_async_context(grpc.aio.insecure_channel(f"unix:{self.admin_socket}"))
+        return authority_pb2_grpc.AuthorityAdminStub(channel)
+
     # What a controller would do.
 
     async def add(
@@ -314,9 +321,10 @@ async def operator_rig(
         admin = AdminService(
             store=store, groups=groups, authority=authority, nonces=nonces, secrets=secrets,
             explanations=explanations, clock=clock, reports=reports, operator_address=lambda: place[0],
-            revocations=revocations,
+            revocations=revocations, look_at=lambda tenant, group: looked.append((tenant, group)),
         )  # fmt: skip
-        apps = [_operator_app(service, revocations, clock), _admin_app(admin, clock)]
+        authorities = AuthorityService(store, authority, nonces, clock)
+        apps = [_operator_app(service, revocations, authority, clock), _admin_app(admin, authorities, clock)]
         socket = folder / "admin.sock"
         tls = _tls(authority, folder)
         operator_spec = ListenerSpec(name="operator", addresses=("127.0.0.1:0",), app=apps[0], tls=tls)
@@ -343,12 +351,16 @@ async def operator_rig(
             running.cancel()
 
 
-def _operator_app(service: OperatorService, revocations: Revocations, clock: Clock) -> GrpcApp:
+def _operator_app(
+    service: OperatorService, revocations: Revocations, authority: Authority, clock: Clock
+) -> GrpcApp:
     app = GrpcApp(
         listener="operator",
         table=MethodTable(_rows(_OPERATOR, "operator", Authentication.CERTIFICATE)),
         access=AccessTable({Role("operator"): [Grant(permission=_PERMISSION)]}),
-        authenticators={Authentication.CERTIFICATE: authenticator(ClientRole.OPERATOR, revocations)},
+        authenticators={
+            Authentication.CERTIFICATE: authenticator(ClientRole.OPERATOR, revocations, authority)
+        },
         clock=clock,
         statistics=CallStatistics(),
     )
@@ -357,16 +369,18 @@ def _operator_app(service: OperatorService, revocations: Revocations, clock: Clo
     return app
 
 
-def _admin_app(service: AdminService, clock: Clock) -> GrpcApp:
+def _admin_app(service: AdminService, authorities: AuthorityService, clock: Clock) -> GrpcApp:
+    rows = (*_rows(_ADMIN, "admin", Authentication.LOCAL), *_rows(_AUTHORITY, "admin", Authentication.LOCAL))
     app = GrpcApp(
         listener="admin",
-        table=MethodTable(_rows(_ADMIN, "admin", Authentication.LOCAL)),
+        table=MethodTable(rows),
         access=AccessTable({Role("local"): [Grant(permission=_PERMISSION)]}),
         authenticators={Authentication.LOCAL: lambda _connection: _LOCAL},
         clock=clock,
         statistics=CallStatistics(),
     )
     app.add_service(_ADMIN, service)
+    app.add_service(_AUTHORITY, authorities)
     app.seal()
     return app
 

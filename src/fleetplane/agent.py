@@ -30,7 +30,12 @@ from fleetplane.domains.instances.agent.key_folder import KeyFolder
 from fleetplane.domains.instances.agent.machine import Machine, address_towards
 from fleetplane.domains.instances.agent.receive_folder import ReceiveFolder
 from fleetplane.domains.instances.agent.registration import Registrar, Self
-from fleetplane.domains.instances.agent.renewal import CertificateKeeper, Renewal, ServerRenewal
+from fleetplane.domains.instances.agent.renewal import (
+    TRUST_SECONDS,
+    CertificateKeeper,
+    Renewal,
+    ServerRenewal,
+)
 from fleetplane.domains.instances.agent.reporter import Reporter
 from fleetplane.domains.instances.agent.session import Node, Pauses
 from fleetplane.domains.instances.agent.spot import SpotSource, detect_spot
@@ -136,6 +141,8 @@ class InstanceAgentSettings:
     ebpf_counters_path: str = ""
     health_addr: str = ""
     """Where the protocol's first agent answers probes; we say that we do not."""
+    trust_interval_seconds: float = TRUST_SECONDS
+    """Between two questions whom to trust, give or take half."""
     log_format: str = "text"
     log_level: str = "info"
 
@@ -195,6 +202,7 @@ def make_instance_agent(
             clock=clock,
             log=log,
             renewal=renewal or ServerRenewal(),
+            trust_seconds=settings.trust_interval_seconds,
         ),
         clock=clock,
         log=log,

@@ -73,7 +73,17 @@ def test_the_key_is_gone_once_it_signs_nothing() -> None:
     assert announced.following == TWO
     assert switched.current == TWO
     assert switched.preceding == AuthorityRecord(certificate_der=b"1", private_der=None)
-    assert switched.retire(now_ns=3) == Succession(current=TWO, changed_at_ns=3)
+    assert switched.retire(now_ns=3).trusted == (TWO,)
+
+
+def test_it_is_known_since_when_trust_and_signer_are_what_they_are() -> None:
+    announced = Succession(current=ONE).announce(TWO, now_ns=1)
+    switched = announced.switch(now_ns=2)
+    done = switched.retire(now_ns=3)
+
+    assert [step.trusted_since_ns for step in (announced, switched, done)] == [1, 1, 3]
+    assert [step.signing_since_ns for step in (announced, switched, done)] == [0, 2, 2]
+    assert [step.changes for step in (announced, switched, done)] == [1, 1, 2]
 
 
 async def test_trust_is_widened_before_the_signer_changes_and_narrowed_last(authority: Authority) -> None:
@@ -118,7 +128,7 @@ async def test_every_step_outlives_a_restart_and_is_audited_without_its_keys(
         await step(actor="alice")
         again = await Authority.load_or_create(store, KEY, CLOCK)
         assert (again.phase, again.trust_pem) == (authority.phase, authority.trust_pem)
-        assert again.changed_at_ns == authority.changed_at_ns
+        assert again.trusted_since_ns == authority.trusted_since_ns
 
     with sqlite3.connect(tmp_path / "s.db") as database:
         rows = [row[0] for row in database.execute("select entry from audit order by seq")]

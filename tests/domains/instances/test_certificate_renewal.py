@@ -22,7 +22,7 @@ from fleetplane.domains.instances.agent import link
 from fleetplane.domains.instances.agent.certificates import Life, private_pem, public_pem
 from fleetplane.domains.instances.agent.identity_folder import Credentials
 from fleetplane.domains.instances.agent.instance_agent import InstanceAgent
-from fleetplane.domains.instances.agent.renewal import ServerRenewal
+from fleetplane.domains.instances.agent.renewal import Renewed, ServerRenewal
 from fleetplane.domains.instances.credentials import ClientRole
 from fleetplane.domains.instances.kinds import InstanceStatus
 from fleetplane.domains.instances.providers.contract import CreateRequest
@@ -96,7 +96,7 @@ class HeldRenewal(ServerRenewal):
     def __init__(self) -> None:
         self.may = asyncio.Event()
 
-    async def renew(self, channel: grpc.aio.Channel, public_key_pem: bytes) -> bytes:
+    async def renew(self, channel: grpc.aio.Channel, public_key_pem: bytes) -> Renewed:
         await self.may.wait()
         return await super().renew(channel, public_key_pem)
 
@@ -163,8 +163,9 @@ async def asking(
     async with link.agent_channel(place.addresses["agent"], identity) as channel:
 
         async def ask(wanted: ed25519.Ed25519PrivateKey) -> x509.Certificate:
-            pem = await ServerRenewal().renew(channel, public_pem(wanted))
-            return x509.load_pem_x509_certificate(pem)
+            renewed = await ServerRenewal().renew(channel, public_pem(wanted))
+            assert renewed.authority_pem == authority.trust_pem
+            return x509.load_pem_x509_certificate(renewed.certificate_pem)
 
         yield ask
 

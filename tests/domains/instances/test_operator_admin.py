@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives import serialization
 from google.protobuf.timestamp_pb2 import Timestamp
 from operator_rig import OTHER, TENANT, Rig, document, make_key, operator_rig
 
+from fleetplane.domains.instances.kinds import GROUP, NONCE, SECRET
+from fleetplane.domains.instances.operators import record_nonce
 from fleetplane.domains.instances.reports import Report
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
 from fleetplane.kernel import audit
@@ -194,7 +196,104 @@ async def test_what_is_done_here_is_in_the_audit_log(rig: Rig) -> None:
     await admin.CreateOperatorIdentity(
         admin_pb2.CreateOperatorIdentityRequest(tenant=TENANT, public_key_pem=public_pem())
     )
+    await admin.CreateOperatorNonce(admin_pb2.CreateOperatorNonceRequest(tenant=TENANT))
+    await admin.PutSecret(admin_pb2.PutSecretRequest(name="db/password", content=b"hunter2"))
     async with asyncio.timeout(5):
         entries = [audit.read(row) async for row in rig.store.audit()]
     actions = {entry.action for entry in entries if entry.actor == "local"}
-    assert actions == {"freeze.set", "instances.create_operator"}
+    assert actions == {
+        "freeze.set", "instances.create_operator", "instances.create_nonce", "instances.put_secret",
+    }  # fmt: skip
+
+
+async def test_neither_a_nonce_nor_a_secret_is_in_the_database(rig: Rig) -> None:
+    admin = await rig.admin()
+    made = await admin.CreateOperatorNonce(admin_pb2.CreateOperatorNonceRequest(tenant=TENANT))
+    await admin.PutSecret(admin_pb2.PutSecretRequest(name="db/password", content=b"hunter2-and-more"))
+    [nonce] = rig.store.list(NONCE)
+    [secret] = rig.store.list(SECRET)
+
+    assert (nonce.spec.issued_by, secret.spec.put_by, secret.name) == ("local", "local", "db/password")
+    written = b"".join(path.read_bytes() for path in rig.folder.glob("state.db*"))
+    assert nonce.name.encode() in written
+    for hidden in (made.nonce_jwt.rpartition(".")[2].encode(), b"hunter2-and-more"):
+        assert hidden not in written
+        assert not any(
+            hidden in path.read_bytes() for path in rig.folder.rglob("objects/**/*") if path.is_file()
+        )
+
+
+async def test_nonces_that_have_run_out_are_forgotten_with_the_next_one(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    async with operator_rig(tmp_path, clock=clock) as rig:
+        for name in ("one", "two"):
+            await record_nonce(rig.store, TENANT, name, life_seconds=60, actor="test")
+        await clock.advance(61)
+        await record_nonce(rig.store, TENANT, "later", life_seconds=60, actor="test")
+        assert [found.name for found in rig.store.list(NONCE)] == ["later"]
+
+
+# Groups
+
+
+def change(**fields: Any) -> admin_pb2.ChangeGroupRequest:
+    return admin_pb2.ChangeGroupRequest(tenant=TENANT, key="web", **fields)
+
+
+async def test_variables_that_operators_set_can_be_removed_again(rig: Rig) -> None:
+    admin, operator = await rig.admin(), await rig.operator()
+    await operator.upsert("web", size=3, vars={"Colour": "red", "Extra": "1"})
+    done = await admin.ChangeGroup(change(remove_vars=["Colour", "Extra"]))
+
+    assert (done.size, dict(done.vars)) == (3, {})
+    [web] = [group for group in await operator.groups() if group.key == "web"]
+    assert dict(web.vars) == {"Colour": "blue"}, "as configured again"
+    assert (TENANT, "web") in rig.looked
+
+
+async def test_arguments_for_the_provider_are_set_and_removed_at_run_time(rig: Rig) -> None:
+    admin = await rig.admin()
+    before = rig.groups.view(TENANT, "web")
+    done = await admin.ChangeGroup(change(args={"ImageId": "ami-1", "Name": "{{ .Instance.ID }}"}))
+    assert (done.size, dict(done.args)) == (2, {"ImageId": "ami-1", "Name": "{{ .Instance.ID }}"})
+    changed = rig.groups.view(TENANT, "web")
+    assert before is not None
+    assert changed is not None
+    assert dict(changed.group.args) == {"ImageId": "ami-1", "Name": "{{ .Instance.ID }}"}
+    assert changed.infra_hash != before.infra_hash, "instances are made anew with it"
+    assert rig.groups.chosen(changed).group.args["ImageId"] == "ami-1", "on demand too"
+
+    await admin.ChangeGroup(change(remove_args=["ImageId", "Name"]))
+    assert rig.groups.view(TENANT, "web") == before
+
+
+async def test_a_change_leaves_what_it_does_not_name(rig: Rig) -> None:
+    admin, operator = await rig.admin(), await rig.operator()
+    await operator.upsert("web", size=5, instance_type="m5", vars={"A": "1"})
+    done = await admin.ChangeGroup(change(vars={"B": "2"}))
+    assert (done.size, done.instance_type, dict(done.vars)) == (5, "m5", {"A": "1", "B": "2"})
+    done = await admin.ChangeGroup(change(size=0, instance_type=""))
+    assert (done.size, done.instance_type, dict(done.vars)) == (0, "", {"A": "1", "B": "2"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"remove_vars": ["Colour"]}, Code.NOT_FOUND),  # it is configured, not set
+        ({"vars": {"A": "1"}, "remove_vars": ["A"]}, Code.INVALID_ARGUMENT),
+        ({"args": {"A": "{{ .Nonsense"}}, Code.INVALID_ARGUMENT),
+        ({"args": {"": "x"}}, Code.INVALID_ARGUMENT),
+        ({"size": -1}, Code.INVALID_ARGUMENT),
+        ({"key": "nowhere"}, Code.NOT_FOUND),
+        ({"key": "nat"}, Code.FAILED_PRECONDITION),
+        ({"key": "No Key"}, Code.INVALID_ARGUMENT),
+        ({"tenant": "umbrella"}, Code.NOT_FOUND),
+    ],
+)
+async def test_a_change_that_cannot_be_made_changes_nothing(
+    rig: Rig, fields: dict[str, Any], code: Code
+) -> None:
+    admin = await rig.admin()
+    request = admin_pb2.ChangeGroupRequest(**{"tenant": TENANT, "key": "web", **fields})
+    assert await refused(admin.ChangeGroup(request)) is code
+    assert rig.store.list(GROUP) == []

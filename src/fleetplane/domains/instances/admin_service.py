@@ -17,8 +17,9 @@ from fleetplane.domains.instances.configuration.validate import identifier_probl
 from fleetplane.domains.instances.credentials import DEFAULT_LIFE_HOURS, ClientRole
 from fleetplane.domains.instances.files import Secrets
 from fleetplane.domains.instances.groups import Groups
-from fleetplane.domains.instances.kinds import Drain, Instance
-from fleetplane.domains.instances.operators import record_operator
+from fleetplane.domains.instances.kinds import SECRET, Drain, Instance, SecretRecord
+from fleetplane.domains.instances.operator_groups import GroupChange, OperatorGroups
+from fleetplane.domains.instances.operators import record_nonce, record_operator
 from fleetplane.domains.instances.registry import Instances, tenant_of
 from fleetplane.domains.instances.reports import Reports
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
@@ -30,13 +31,14 @@ from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.reconcile import Explanations
 from fleetplane.kernel.reconcile.explanation import Finding
-from fleetplane.kernel.store import Store
+from fleetplane.kernel.store import Draft, Store
 from fleetplane.rpc import CallContext
 
 log = structlog.get_logger(__name__)
 
 NONCE_SECONDS = 3 * 3600.0
 IDENTITY_LIFE_LIMIT_SECONDS = 10 * 365 * 86400.0  # as long as the authority itself lives
+NONCE_ID_BYTES = 16
 OPERATOR_PREFIX = "opr"
 SECRET_LIMIT_BYTES = 1024 * 1024
 SECRET_NAME_LIMIT = 200
@@ -59,6 +61,7 @@ class AdminService:
         revocations: Revocations,
         reports: Reports | None = None,
         operator_address: Callable[[], str] | None = None,
+        look_at: Callable[[str, str], None] = lambda _tenant, _group: None,
     ) -> None:
         """`operator_address` says where operators find this server; as configured, if nobody says."""
         self._store = store
@@ -72,6 +75,8 @@ class AdminService:
         self._revocations = revocations
         self._reports = reports
         self._operator_address = operator_address or self._configured_address
+        self._shown = OperatorGroups(store, groups)
+        self._look_at = look_at
 
     def _configured_address(self) -> str:
         configuration = self._groups.configuration
@@ -85,6 +90,7 @@ class AdminService:
         tenant = _tenant(request.tenant)
         configuration = self._groups.required()
         seconds = _seconds(request.expiry_seconds, "expiry_seconds") or NONCE_SECONDS
+        nonce_id = self._clock.token_bytes(NONCE_ID_BYTES).hex()
         nonce = credentials.sign_nonce(
             self._nonces,
             role=ClientRole.OPERATOR,
@@ -94,8 +100,10 @@ class AdminService:
                 "cluster_id": configuration.cluster.id,
                 "shard": configuration.shard.id,
                 "tenant": tenant,
+                "jti": nonce_id,
             },
         )
+        await record_nonce(self._store, tenant, nonce_id, life_seconds=seconds, actor=context.principal.name)
         log.info("instances.operator_nonce", tenant=tenant, actor=context.principal.name, seconds=seconds)
         expires_at = wire.timestamp(self._clock.now_ns() + round(seconds * 1e9))
         return admin_pb2.CreateOperatorNonceResponse(nonce_jwt=nonce, expires_at=expires_at)
@@ -121,7 +129,7 @@ class AdminService:
         answer = admin_pb2.CreateOperatorIdentityResponse(
             operator_id=client,
             certificate_pem=issued.leaf_pem,
-            authority_pem=self._authority.certificate_pem,
+            authority_pem=self._authority.trust_pem,
             operator_address=self._operator_address(),
         )
         answer.expires_at.FromDatetime(issued.not_after)
@@ -208,6 +216,31 @@ class AdminService:
             last_error=status.last_error,
         )
 
+    # Groups.
+
+    async def ChangeGroup(
+        self, request: admin_pb2.ChangeGroupRequest, context: CallContext
+    ) -> admin_pb2.GroupSettings:
+        tenant = _tenant(request.tenant)
+        change = GroupChange(
+            vars=wire.variables(request.vars, field="vars"),
+            remove_vars=frozenset(request.remove_vars),
+            args=wire.arguments(request.args),
+            remove_args=frozenset(request.remove_args),
+            size=wire.group_size(request.size, "size") if request.HasField("size") else None,
+            instance_type=(
+                wire.bounded(request.instance_type, "instance_type")
+                if request.HasField("instance_type")
+                else None
+            ),
+        )
+        done = await self._shown.change(tenant, request.key, change, actor=context.principal.name)
+        self._look_at(tenant, request.key)
+        return admin_pb2.GroupSettings(
+            tenant=tenant, key=request.key, template=done.template, size=done.size,
+            instance_type=done.instance_type, subnet_pool=done.subnet_pool, vars=done.vars, args=done.args,
+        )  # fmt: skip
+
     # Freezes.
 
     async def Freeze(self, request: admin_pb2.FreezeRequest, context: CallContext) -> admin_pb2.FreezeEntry:
@@ -258,9 +291,21 @@ class AdminService:
             raise InvalidArgument(f"name must be 1 to {SECRET_NAME_LIMIT} printable characters", field="name")
         if not 0 < len(request.content) <= SECRET_LIMIT_BYTES:
             raise InvalidArgument(f"content must be 1 to {SECRET_LIMIT_BYTES} bytes", field="content")
+        await self._record_secret(name, len(request.content), actor=context.principal.name)
         await self._secrets.put(name, request.content)
         log.info("instances.secret_put", name=name, actor=context.principal.name)
         return admin_pb2.PutSecretResponse()
+
+    async def _record_secret(self, name: str, size_bytes: int, *, actor: str) -> None:
+        """Before it is put: the storage is elsewhere, and no secret changes without a trace."""
+
+        def change(draft: Draft) -> None:
+            spec = SecretRecord(put_by=actor, put_at_ns=draft.now_ns, size_bytes=size_bytes)
+            draft.put(SECRET, "", name, spec=spec)
+
+        await self._store.transact(
+            change, actor=actor, action="instances.put_secret", touches=[SECRET.key("", name)]
+        )
 
 
 def freeze_scope(tenant: str, group: str) -> str:

@@ -42,8 +42,12 @@ class ClientRole(StrEnum):
     OPERATOR = "operator"
 
 
-def authenticator(role: ClientRole, revocations: Revocations) -> Authenticator:
-    """Who presents this certificate, if it may use a listener for `role`."""
+def authenticator(role: ClientRole, revocations: Revocations, authority: Authority) -> Authenticator:
+    """Who presents this certificate, if it may use a listener for `role`.
+
+    That some authority of ours has signed it was seen when the connection was made, which may be long
+    ago; that it is still trusted is seen with every call.
+    """
 
     def authenticate(connection: Connection) -> Principal:
         require_tls13(connection)
@@ -51,6 +55,12 @@ def authenticator(role: ClientRole, revocations: Revocations) -> Authenticator:
         have = identity.extension_text(ROLE_OID)
         if not identity.common_name or len(identity.organizations) != 1 or not have:
             raise Unauthenticated("the client certificate lacks a common name, one organisation or a role")
+        if not authority.accepts(identity.issuer_key_id):
+            raise Unauthenticated(
+                "the authority of the client certificate is not trusted any more",
+                hint="enrol again",
+                details={"cause": "retired authority"},
+            )
         if have != role:
             raise PermissionDenied(f"insufficient permissions: required role {role}, have role {have}")
         name = principal_name(role, identity.organizations[0], identity.common_name)
@@ -134,6 +144,15 @@ def sign_nonce(
         life_seconds=life_seconds,
         backdate_seconds=NONCE_BACKDATE_SECONDS,
     )
+
+
+def nonce_fits(nonce: str, claims: Mapping[str, str], *, nonce_id: str, nonce_digest: str) -> bool:
+    """Whether a nonce that was verified is the one that was meant for a record.
+
+    Its id tells. The text alone would not: asked for again after the key was replaced, the same nonce
+    is signed with another key.
+    """
+    return digest(nonce) == nonce_digest or (nonce_id != "" and claims.get("jti") == nonce_id)
 
 
 def read_nonce(keys: SigningKeys, nonce: str, *, role: ClientRole) -> dict[str, str]:

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from fleetplane.domains.blueprint import Blueprint, Kernel, Service
 from fleetplane.domains.instances.admin_service import AdminService
 from fleetplane.domains.instances.agent_service import AgentService
+from fleetplane.domains.instances.authority_service import AuthorityService
 from fleetplane.domains.instances.credentials import ClientRole, anonymous, authenticator
 from fleetplane.domains.instances.error_feed import ErrorFeed
 from fleetplane.domains.instances.files import Addresses, FileMaker, Secrets
@@ -26,6 +27,7 @@ from fleetplane.domains.instances.registration_service import RegistrationServic
 from fleetplane.domains.instances.registry import Instances
 from fleetplane.domains.instances.renewal_service import RenewalService
 from fleetplane.domains.instances.reports import Reports
+from fleetplane.gen.fleetplane.admin.v1 import authority_pb2
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
 from fleetplane.gen.fleetplane.instances.v1 import renewal_pb2
 from fleetplane.gen.nstance.v1 import agent_pb2, operator_pb2, registration_pb2
@@ -53,12 +55,14 @@ _OPERATORS = operator_pb2.DESCRIPTOR.services_by_name["OperatorService"]
 _AGENTS = agent_pb2.DESCRIPTOR.services_by_name["AgentService"]
 _RENEWAL = renewal_pb2.DESCRIPTOR.services_by_name["AgentRenewal"]
 _ADMIN = admin_pb2.DESCRIPTOR.services_by_name["InstancesAdmin"]
+_AUTHORITY = authority_pb2.DESCRIPTOR.services_by_name["AuthorityAdmin"]
 _SERVICES = (
     (REGISTRATION, _REGISTRATION),
     (OPERATOR, _OPERATORS),
     (AGENT, _AGENTS),
     (AGENT, _RENEWAL),
     (ADMIN, _ADMIN),
+    (ADMIN, _AUTHORITY),
 )
 _RULES: Mapping[str, tuple[Authentication, Permission | None, Rate | None]] = {
     REGISTRATION: (Authentication.ANONYMOUS, None, REGISTRATION_RATE),
@@ -182,7 +186,9 @@ class InstanceDomain:
             revocations=self._revocations,
             reports=self._reports,
             operator_address=lambda: self.addresses().operator,
+            look_at=self.look_at,
         )
+        authorities = AuthorityService(kernel.store, kernel.authority, nonces, kernel.clock)
         renewal = RenewalService(self._instances, self._groups, kernel.authority, kernel.clock)
         self.services: Sequence[Service] = (
             Service(listener=REGISTRATION, descriptor=_REGISTRATION, servicer=registration),
@@ -195,6 +201,7 @@ class InstanceDomain:
             ),
             Service(listener=AGENT, descriptor=_RENEWAL, servicer=renewal),
             Service(listener=ADMIN, descriptor=_ADMIN, servicer=admin),
+            Service(listener=ADMIN, descriptor=_AUTHORITY, servicer=authorities),
         )
         self.collectors: Sequence[Collector] = (
             InstanceCollector(self._instances, self._groups, self._reports),
@@ -207,9 +214,12 @@ class InstanceDomain:
         """By listener: each role has its own."""
         return {
             REGISTRATION: {Authentication.ANONYMOUS: anonymous},
-            AGENT: {Authentication.CERTIFICATE: authenticator(ClientRole.AGENT, self._revocations)},
-            OPERATOR: {Authentication.CERTIFICATE: authenticator(ClientRole.OPERATOR, self._revocations)},
+            AGENT: {Authentication.CERTIFICATE: self._known_as(ClientRole.AGENT)},
+            OPERATOR: {Authentication.CERTIFICATE: self._known_as(ClientRole.OPERATOR)},
         }
+
+    def _known_as(self, role: ClientRole) -> Authenticator:
+        return authenticator(role, self._revocations, self._kernel.authority)
 
     @property
     def server_names(self) -> Sequence[str]:

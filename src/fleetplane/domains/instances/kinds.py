@@ -153,6 +153,22 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The key of the authority that signed the certificate; empty in old records."""
 
 
+class OperatorNonce(msgspec.Struct, frozen=True, kw_only=True):
+    """That a nonce was handed out for an operator; the nonce itself is kept nowhere."""
+
+    issued_by: str
+    issued_at_ns: int
+    expires_at_ns: int
+
+
+class SecretRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """That a secret was put into the storage; it lies there, sealed."""
+
+    put_by: str
+    put_at_ns: int
+    size_bytes: int
+
+
 Instance = Resource[InstanceSpec, InstanceStatus]
 
 INSTANCE: Kind[InstanceSpec, InstanceStatus] = Kind(name="instance", spec=InstanceSpec, status=InstanceStatus)
@@ -160,5 +176,7 @@ GROUP: Kind[GroupOverride, Nothing] = Kind(name="instance-group", spec=GroupOver
 TENANT: Kind[TenantSleep, Nothing] = Kind(name="instance-tenant", spec=TenantSleep, status=Nothing)
 PUBLIC_KEY: Kind[PublicKeyFile, Nothing] = Kind(name="instance-key", spec=PublicKeyFile, status=Nothing)
 OPERATOR: Kind[OperatorRecord, Nothing] = Kind(name="instance-operator", spec=OperatorRecord, status=Nothing)
+NONCE: Kind[OperatorNonce, Nothing] = Kind(name="instance-nonce", spec=OperatorNonce, status=Nothing)
+SECRET: Kind[SecretRecord, Nothing] = Kind(name="instance-secret", spec=SecretRecord, status=Nothing)
 
-KINDS = (INSTANCE, GROUP, TENANT, PUBLIC_KEY, OPERATOR)
+KINDS = (INSTANCE, GROUP, TENANT, PUBLIC_KEY, OPERATOR, NONCE, SECRET)

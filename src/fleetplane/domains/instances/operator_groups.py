@@ -8,6 +8,9 @@ of them together, and again only when something it depends on has changed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
 
 from fleetplane.domains.instances import wire
 from fleetplane.domains.instances.configuration import Configuration
@@ -31,6 +34,43 @@ TENANTS_KEPT = 1024
 
 Statuses = Mapping[str, operator_pb2.GroupStatus]
 """By key, in the order of the keys. Shared by all readers: never change one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupChange:
+    """What shall be set of a group at run time, and what not any more; None leaves a value as it is."""
+
+    vars: Mapping[str, str] = field(default_factory=dict)
+    remove_vars: frozenset[str] = frozenset()
+    args: Mapping[str, str] = field(default_factory=dict)
+    remove_args: frozenset[str] = frozenset()
+    size: int | None = None
+    instance_type: str | None = None
+
+
+def changed(before: GroupOverride, wanted: GroupChange) -> GroupOverride:
+    """What is set once the change is made. Pure."""
+    return msgspec.structs.replace(
+        before,
+        vars=_entries(before.vars, wanted.vars, wanted.remove_vars, "vars"),
+        args=_entries(before.args, wanted.args, wanted.remove_args, "args"),
+        size=before.size if wanted.size is None else wanted.size,
+        instance_type=before.instance_type if wanted.instance_type is None else wanted.instance_type,
+    )
+
+
+def _entries(
+    before: Mapping[str, str], wanted: Mapping[str, str], removed: frozenset[str], name: str
+) -> dict[str, str]:
+    if both := sorted(removed & wanted.keys()):
+        raise InvalidArgument(f"{both[0]!r} cannot be set and removed at once", field=f"remove_{name}")
+    if unknown := sorted(removed - before.keys()):
+        raise NotFound(
+            f"{name} has no {unknown[0][:64]!r} that was set at run time",
+            hint="what is configured is removed in the configuration",
+            field=f"remove_{name}",
+        )
+    return {key: value for key, value in {**before, **wanted}.items() if key not in removed}
 
 
 class OperatorGroups:
@@ -105,6 +145,30 @@ class OperatorGroups:
         if status is None:  # the configuration was replaced in between
             raise FailedPrecondition(self._groups.unresolved(tenant, key) or f"group {key!r} is gone again")
         return status
+
+    async def change(self, tenant: str, key: str, wanted: GroupChange, *, actor: str) -> GroupOverride:
+        """Change some of what was set at run time, and leave the rest of it; what is set then."""
+        configuration = self._groups.required()
+        check_key(key)
+        _check_ours(configuration, tenant, key)
+        scope = tenant_scope(tenant)
+
+        def change(draft: Draft) -> GroupOverride:
+            found = draft.get(GROUP, scope, key)
+            group = effective(configuration, tenant, key, found.spec if found is not None else None)
+            if group is None:
+                raise NotFound(f"group {key!r} is not known", details={"group": key})
+            before = found.spec if found is not None else GroupOverride(size=group.size)
+            after = changed(before, wanted)
+            if len(after.vars) > MAX_VARS or len(after.args) > MAX_VARS:
+                raise InvalidArgument(f"a group has at most {MAX_VARS} vars, and as many args", field="vars")
+            draft.put(GROUP, scope, key, spec=after)
+            return after
+
+        done = await self._store.transact(
+            change, actor=actor, action="instances.change_group", touches=[GROUP.key(scope, key)]
+        )
+        return done.value
 
     async def remove(self, tenant: str, key: str, *, actor: str) -> None:
         """Take back what was set at run time; a group that is configured stays, as configured."""

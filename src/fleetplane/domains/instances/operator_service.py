@@ -260,7 +260,9 @@ class OperatorService:
             self._store, tenant, f"{client}/{credentials.key_digest(key)[:16]}", client=client, key=key,
             issued=issued, action="instances.renew", actor=context.principal.name,
         )  # fmt: skip
-        answer = operator_pb2.RenewCertificateResponse(client_certificate_pem=issued.leaf_pem)
+        answer = operator_pb2.RenewCertificateResponse(
+            client_certificate_pem=issued.leaf_pem, authority_pem=self._authority.trust_pem
+        )
         answer.expires_at.FromDatetime(issued.not_after)
         return answer
 

@@ -7,6 +7,8 @@ lost. The order of the checks and their codes are what clients of the original k
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from fleetplane.domains.instances import credentials
@@ -58,7 +60,7 @@ class RegistrationService:
             raise InvalidArgument("shard mismatch", field="registration_nonce_jwt")
         tenant, name = claims["tenant"], claims["sub"]
         instance = self._store.get(INSTANCE, tenant_scope(tenant), name)
-        if instance is None or instance.status is None or instance.status.nonce_digest != digest(nonce):
+        if instance is None or not _waits(instance.status, nonce, claims):
             raise Unauthenticated("nonce validation failed: no instance is waiting for it")
         key = credentials.load_public_key(request.public_key_pem, field="public_key_pem")
         details = {
@@ -67,8 +69,8 @@ class RegistrationService:
             "hostname": _bounded(request.hostname, "hostname", HOSTNAME_LIMIT),
         }
         issued = self._issue(key, ClientRole.AGENT, tenant, name)
-        await self._admit_agent(tenant, name, nonce, key, issued, details)
-        return _answer(issued)
+        await self._admit_agent(claims, nonce, key, issued, details)
+        return self._answer(issued)
 
     async def RegisterOperator(
         self, request: registration_pb2.RegisterClientRequest, _context: CallContext
@@ -84,7 +86,7 @@ class RegistrationService:
         tenant, client = claims["tenant"], claims["sub"]
         issued = self._issue(key, ClientRole.OPERATOR, tenant, client)
         await self._admit_operator(tenant, client, nonce, key, issued)
-        return _answer(issued)
+        return self._answer(issued)
 
     def _configuration(self) -> Configuration:
         configuration = self._groups.configuration
@@ -104,24 +106,27 @@ class RegistrationService:
         )
 
     async def _admit_agent(
-        self, tenant: str, name: str, nonce: str, key: PublicKey, issued: Issued, details: dict[str, str]
+        self, claims: Mapping[str, str], nonce: str, key: PublicKey, issued: Issued, details: dict[str, str]
     ) -> None:
-        key_digest, nonce_digest = credentials.key_digest(key), digest(nonce)
+        tenant, name = claims["tenant"], claims["sub"]
+        key_digest = credentials.key_digest(key)
 
         def change(draft: Draft) -> None:
             instance = draft.get(INSTANCE, tenant_scope(tenant), name)
-            if instance is None or instance.status is None or instance.status.nonce_digest != nonce_digest:
+            status = instance.status if instance is not None else None
+            if instance is None or status is None or not _waits(status, nonce, claims):
                 raise Unauthenticated("nonce validation failed: no instance is waiting for it")
-            status: InstanceStatus = instance.status
             if status.deleting_at_ns is not None:
                 raise Unauthenticated("nonce validation failed: the instance is being deleted")
-            _redeem(draft, "instances/agent", nonce_digest, key_digest, status.nonce_expires_at_ns)
+            # By the record's digest: whichever key has signed it, it is one nonce and used once.
+            _redeem(draft, "instances/agent", status.nonce_digest, key_digest, status.nonce_expires_at_ns)
             registered = msgspec.structs.replace(
                 status,
                 registered_at_ns=status.registered_at_ns or draft.now_ns,
                 key_digest=key_digest,
                 certificate_serial=str(issued.serial),
                 certificate_expires_at_ns=round(issued.not_after.timestamp() * 1e9),
+                certificate_authority=issued.issuer_key_id,
                 **{field: value for field, value in details.items() if value},
             )
             put_status(draft, instance, registered)
@@ -147,6 +152,7 @@ class RegistrationService:
                 certificate_serial=str(issued.serial),
                 registered_at_ns=draft.now_ns,
                 expires_at_ns=round(issued.not_after.timestamp() * 1e9),
+                authority=issued.issuer_key_id,
             )
             draft.put(OPERATOR, tenant_scope(tenant), record, spec=spec)
 
@@ -156,6 +162,20 @@ class RegistrationService:
             action="instances.register_operator",
             touches=[Key(OPERATOR.name, tenant_scope(tenant), record)],
         )
+
+    def _answer(self, issued: Issued) -> registration_pb2.RegisterClientResponse:
+        response = registration_pb2.RegisterClientResponse(
+            client_certificate_pem=issued.leaf_pem, authority_pem=self._authority.trust_pem
+        )
+        response.expires_at.FromDatetime(issued.not_after)
+        return response
+
+
+def _waits(status: InstanceStatus | None, nonce: str, claims: Mapping[str, str]) -> bool:
+    """Whether the instance with this status is the one that the nonce was made for."""
+    return status is not None and credentials.nonce_fits(
+        nonce, claims, nonce_id=status.nonce_id, nonce_digest=status.nonce_digest
+    )
 
 
 def _redeem(draft: Draft, purpose: str, nonce_digest: str, key_digest: str, expires_at_ns: int) -> None:
@@ -175,9 +195,3 @@ def _bounded(text: str, field: str, limit: int) -> str:
     if len(text) > limit:
         raise InvalidArgument(f"{field} is longer than {limit} characters", field=field)
     return text
-
-
-def _answer(issued: Issued) -> registration_pb2.RegisterClientResponse:
-    response = registration_pb2.RegisterClientResponse(client_certificate_pem=issued.leaf_pem)
-    response.expires_at.FromDatetime(issued.not_after)
-    return response

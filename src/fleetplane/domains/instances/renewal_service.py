@@ -2,7 +2,8 @@
 
 Who asks is read from the certificate that the connection was made with; the request says only
 for which key the next one shall be. That the instance still exists, that it is not being deleted
-and what it was issued are one transaction.
+and what it was issued are one transaction. While the authority is being replaced, agents learn
+here of the next one, and that they should renew before their time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, NotFound, PermissionDenied
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.certificates import peer_identity
+from fleetplane.kernel.identity.enrolment import digest
 from fleetplane.rpc import CallContext
 
 
@@ -48,14 +50,32 @@ class RenewalService:
                 key_digest=wanted,
                 certificate_serial=str(issued.serial),
                 certificate_expires_at_ns=round(issued.not_after.timestamp() * 1e9),
+                certificate_authority=issued.issuer_key_id,
             )
 
         done = await self._instances.step(tenant, name, renewed, action="renew", actor=context.principal.name)
         if done is None:
             raise NotFound(f"instance {name!r} is not known any more", details={"instance_id": name})
-        answer = renewal_pb2.RenewCertificateResponse(client_certificate_pem=issued.leaf_pem)
+        answer = renewal_pb2.RenewCertificateResponse(
+            client_certificate_pem=issued.leaf_pem, authority_pem=self._authority.trust_pem
+        )
         answer.expires_at.FromDatetime(issued.not_after)
         return answer
+
+    async def GetTrust(
+        self, request: renewal_pb2.GetTrustRequest, context: CallContext
+    ) -> renewal_pb2.GetTrustResponse:
+        tenant, name = credentials.client_of(context.principal)
+        instance = self._instances.get(tenant, name)
+        pem, trust = self._authority.trust_pem, self._authority.trust_id
+        status = instance.status or InstanceStatus()
+        if request.holding == digest(pem) and status.trust != trust:
+            await self._instances.step(
+                tenant, name, lambda status, _now_ns: msgspec.structs.replace(status, trust=trust),
+                action="trust", actor=context.principal.name,
+            )  # fmt: skip
+        presented = peer_identity(context.connection.certificates).issuer_key_id
+        return renewal_pb2.GetTrustResponse(authority_pem=pem, renew=presented != self._authority.key_id)
 
 
 def check(status: InstanceStatus, *, presented: str, wanted: str) -> None:

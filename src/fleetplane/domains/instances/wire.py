@@ -9,8 +9,10 @@ from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fleetplane.domains.instances import rules
+from fleetplane.domains.instances.configuration import templates
 from fleetplane.domains.instances.configuration.hashes import group_etag
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
+from fleetplane.domains.instances.configuration.template_functions import TemplateInvalid
 from fleetplane.domains.instances.error_feed import Trouble
 from fleetplane.domains.instances.kinds import GroupOverride, Instance
 from fleetplane.domains.instances.registry import tenant_of
@@ -207,27 +209,43 @@ def event_word(instance: Instance) -> str | None:
 
 def group_override(config: operator_pb2.GroupConfig) -> GroupOverride:
     """What an operator wants of a group. The size is always meant, zero included; `args` never were."""
-    if not 0 <= config.size <= GROUP_SIZE_LIMIT:
-        raise InvalidArgument(f"size must be between 0 and {GROUP_SIZE_LIMIT}", field="config.size")
     return GroupOverride(
         template=config.template,
-        size=config.size,
+        size=group_size(config.size, "config.size"),
         instance_type=bounded(config.instance_type, "config.instance_type"),
         subnet_pool=config.subnet_pool,
         vars=variables(config.vars),
     )
 
 
-def variables(given: Mapping[str, str]) -> dict[str, str]:
-    if len(given) > VARS_LIMIT:
-        raise InvalidArgument(f"vars has more than {VARS_LIMIT} entries", field="config.vars")
+def group_size(size: int, field: str) -> int:
+    if not 0 <= size <= GROUP_SIZE_LIMIT:
+        raise InvalidArgument(f"size must be between 0 and {GROUP_SIZE_LIMIT}", field=field)
+    return size
+
+
+def variables(given: Mapping[str, str], *, field: str = "config.vars") -> dict[str, str]:
+    return _entries(given, "vars", "variable", field)
+
+
+def arguments(given: Mapping[str, str]) -> dict[str, str]:
+    """Arguments for the provider. They may be templates, which must be right before they are kept."""
     for name, value in given.items():
-        if not name:
-            raise InvalidArgument("vars has an entry without a name", field="config.vars")
-        if len(name) + len(value) > VAR_LIMIT_BYTES:
-            raise InvalidArgument(
-                f"the variable {name[:64]!r} is longer than {VAR_LIMIT_BYTES}", field="config.vars"
-            )
+        try:
+            templates.compile(value)
+        except TemplateInvalid as error:
+            raise InvalidArgument(f"the argument {name[:64]!r}: {error}", field="args") from error
+    return _entries(given, "args", "argument", "args")
+
+
+def _entries(given: Mapping[str, str], name: str, word: str, field: str) -> dict[str, str]:
+    if len(given) > VARS_LIMIT:
+        raise InvalidArgument(f"{name} has more than {VARS_LIMIT} entries", field=field)
+    for key, value in given.items():
+        if not key:
+            raise InvalidArgument(f"{name} has an entry without a name", field=field)
+        if len(key) + len(value) > VAR_LIMIT_BYTES:
+            raise InvalidArgument(f"the {word} {key[:64]!r} is longer than {VAR_LIMIT_BYTES}", field=field)
     return dict(given)
 
 

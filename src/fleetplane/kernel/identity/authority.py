@@ -46,6 +46,8 @@ class Issued:
     key_pem: bytes | None
     not_after: datetime
     serial: int
+    issuer_key_id: str
+    """Of the authority that signed it."""
 
     @property
     def leaf_pem(self) -> bytes:
@@ -85,7 +87,10 @@ class Authority:
         sealed = await store.get_secret(_SECRET)
         if sealed is not None:
             return cls(unpack(master.open(sealed, purpose=_SECRET)), store=store, master=master, clock=clock)
-        succession = Succession(current=make_root(_now(clock)), changed_at_ns=clock.now_ns())
+        now_ns = clock.now_ns()
+        succession = Succession(
+            current=make_root(_now(clock)), trusted_since_ns=now_ns, signing_since_ns=now_ns
+        )
         authority = cls(succession, store=store, master=master, clock=clock)
         await authority._keep(succession, actor=ACTOR, action="identity.create-authority")
         return authority
@@ -145,9 +150,19 @@ class Authority:
         return self._succession.phase
 
     @property
-    def changed_at_ns(self) -> int:
-        """When the last step was taken; 0 if that was before steps were written down."""
-        return self._succession.changed_at_ns
+    def trusted_since_ns(self) -> int:
+        """When the set of those that are trusted last changed; 0 if that was not written down."""
+        return self._succession.trusted_since_ns
+
+    @property
+    def signing_since_ns(self) -> int:
+        """When the authority that signs now began to; 0 if that was not written down."""
+        return self._succession.signing_since_ns
+
+    @property
+    def changes(self) -> int:
+        """How often the set of those that are trusted has changed."""
+        return self._succession.changes
 
     async def announce(self, *, actor: str) -> None:
         """Make the next authority and trust it; it signs nothing yet."""
@@ -278,6 +293,7 @@ class Authority:
             key_pem=key_pem,
             not_after=certificate.not_valid_after_utc,
             serial=certificate.serial_number,
+            issuer_key_id=self.key_id,
         )
 
 

@@ -37,8 +37,12 @@ class Succession(msgspec.Struct, frozen=True, kw_only=True):
     """The one that signs."""
     following: AuthorityRecord | None = None
     preceding: AuthorityRecord | None = None
-    changed_at_ns: int = 0
-    """When the last step was taken."""
+    trusted_since_ns: int = 0
+    """When the set of those that are trusted last changed."""
+    signing_since_ns: int = 0
+    """When the one that signs began to."""
+    changes: int = 0
+    """How often the set of those that are trusted has changed."""
 
     @property
     def phase(self) -> Phase:
@@ -55,17 +59,20 @@ class Succession(msgspec.Struct, frozen=True, kw_only=True):
 
     def announce(self, following: AuthorityRecord, *, now_ns: int) -> Succession:
         _expect(self.phase, Phase.STEADY)
-        return Succession(current=self.current, following=following, changed_at_ns=now_ns)
+        return self._after(following=following, trusted_since_ns=now_ns, changes=self.changes + 1)
 
     def switch(self, *, now_ns: int) -> Succession:
         _expect(self.phase, Phase.ANNOUNCED)
         assert self.following is not None
         before = msgspec.structs.replace(self.current, private_der=None)
-        return Succession(current=self.following, preceding=before, changed_at_ns=now_ns)
+        return self._after(current=self.following, following=None, preceding=before, signing_since_ns=now_ns)
 
     def retire(self, *, now_ns: int) -> Succession:
         _expect(self.phase, Phase.SWITCHED)
-        return Succession(current=self.current, changed_at_ns=now_ns)
+        return self._after(preceding=None, trusted_since_ns=now_ns, changes=self.changes + 1)
+
+    def _after(self, **changed: object) -> Succession:
+        return msgspec.structs.replace(self, **changed)
 
 
 _WORDS = {

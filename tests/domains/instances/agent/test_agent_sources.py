@@ -19,7 +19,7 @@ from throwaway_ca import ThrowawayCa
 from fleetplane.domains.instances.agent.certificates import Life
 from fleetplane.domains.instances.agent.identity_folder import IdentityFolder
 from fleetplane.domains.instances.agent.machine import Machine, address_towards
-from fleetplane.domains.instances.agent.renewal import CertificateKeeper
+from fleetplane.domains.instances.agent.renewal import CertificateKeeper, Renewed, Trust
 from fleetplane.domains.instances.agent.spot import Answer, AwsSpot, GoogleSpot, Notice, detect_spot
 from fleetplane.kernel.errors import Unavailable
 from fleetplane.sim.clock import VirtualClock
@@ -145,11 +145,14 @@ class ScriptedRenewal:
         self.ca, self.folder, self.failures = ca, folder, failures
         self.asked = 0
 
-    async def renew(self, channel: grpc.aio.Channel, public_key_pem: bytes) -> bytes:
+    async def renew(self, channel: grpc.aio.Channel, public_key_pem: bytes) -> Renewed:
         self.asked += 1
         if self.asked <= self.failures:
             raise Unavailable("not now")
-        return self.ca.client(self.folder.key().public_key(), INSTANCE_ID)
+        return Renewed(certificate_pem=self.ca.client(self.folder.key().public_key(), INSTANCE_ID))
+
+    async def trust(self, channel: grpc.aio.Channel, holding: str) -> Trust:
+        return Trust(authority_pem=self.ca.pem, renew=False)
 
 
 def keeper(folder: Path, clock: VirtualClock, ca: ThrowawayCa, failures: int | None) -> CertificateKeeper:

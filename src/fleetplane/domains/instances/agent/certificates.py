@@ -7,6 +7,7 @@ that were made together would all ask together, so each asks a little later than
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -74,13 +75,17 @@ def complaint(
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if [name.value for name in names] != [instance_id]:
         return f"it is for {certificate.subject.rfc4514_string()}, not for {instance_id}"
-    if not any(_issued(authority, certificate) for authority in authorities(authority_pem)):
+    if not issued_by_one(authorities(authority_pem), certificate):
         return "it is not from the authority in ca.crt"
     return None
 
 
 def authorities(pem: bytes) -> list[x509.Certificate]:
     return x509.load_pem_x509_certificates(pem)
+
+
+def issued_by_one(known: Iterable[x509.Certificate], certificate: x509.Certificate) -> bool:
+    return any(_issued(authority, certificate) for authority in known)
 
 
 def public_bytes(holder: PrivateKey | x509.Certificate) -> bytes:

@@ -25,6 +25,8 @@ from fleetplane.kernel.durable import sync_folder, write_durably
 from fleetplane.kernel.errors import IntegrityError, SettingsError
 
 HASH_LIMIT_BYTES: Final = 4096
+TRUST_LIMIT_BYTES: Final = 64 * 1024
+"""Of ca.crt; while one authority follows another it holds two certificates of a kilobyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,20 @@ class IdentityFolder:
         except ValueError:
             raise SettingsError(f"{place} holds no certificate in PEM form") from None
         return pem
+
+    def trust(self, pem: bytes) -> bool:
+        """Trust these authorities from now on; whether they are others than before.
+
+        One must be left that has signed the certificate we have: we would not know ourselves at the
+        next start.
+        """
+        if pem == self._read("ca.crt"):
+            return False
+        certificate, known = self._certificate(), _authorities(pem)
+        if certificate is not None and not certificates.issued_by_one(known, certificate):
+            raise IntegrityError("the server wants only others to be trusted than who signed our certificate")
+        self._write("ca.crt", pem)
+        return True
 
     def key(self) -> PrivateKey:
         """Our key, made if there is none; its public half beside it is kept in step."""
@@ -98,17 +114,24 @@ class IdentityFolder:
             return CertificateState.OVER, f"it ended on {certificate.not_valid_after_utc:%F %T} UTC"
         return CertificateState.USABLE, ""
 
-    def store_certificate(self, pem: bytes, instance_id: str) -> None:
-        """Keep a certificate that was issued to us; one that we could not use is refused."""
+    def store_certificate(self, pem: bytes, instance_id: str, authority_pem: bytes = b"") -> None:
+        """Keep a certificate that was issued to us; one that we could not use is refused.
+
+        With it may come whom to trust from now on. That is kept first: while one authority follows
+        another, the certificate we had is good under both.
+        """
         try:
             leaf = x509.load_pem_x509_certificate(pem)
         except ValueError:
             raise IntegrityError("the server's answer holds no certificate") from None
-        words = certificates.complaint(
-            leaf, key=self.key(), instance_id=instance_id, authority_pem=self.authority_pem()
-        )
+        if authority_pem:
+            _authorities(authority_pem)
+        known = authority_pem or self.authority_pem()
+        words = certificates.complaint(leaf, key=self.key(), instance_id=instance_id, authority_pem=known)
         if words is not None:
             raise IntegrityError(f"the server issued a certificate that we cannot use: {words}")
+        if known != self._read("ca.crt"):
+            self._write("ca.crt", known)
         self._write("identity.crt", pem)
 
     def credentials(self) -> Credentials:
@@ -153,3 +176,13 @@ class IdentityFolder:
             return (self._folder / name).stat().st_mtime_ns
         except FileNotFoundError:
             return None
+
+
+def _authorities(pem: bytes) -> list[x509.Certificate]:
+    try:
+        known = certificates.authorities(pem) if len(pem) <= TRUST_LIMIT_BYTES else []
+    except ValueError:
+        known = []
+    if not known:
+        raise IntegrityError("what the server wants to be trusted are no certificates")
+    return known

@@ -102,7 +102,7 @@ class Registrar:
             await self.clock.sleep(delay)
             attempt += 1
             read_nonce(nonce.token.encode(), now=self._now())  # it may have run out meanwhile
-        await asyncio.to_thread(self._finish, answer.client_certificate_pem)
+        await asyncio.to_thread(self._finish, answer.client_certificate_pem, answer.authority_pem)
         self.log.info("registered", expires=answer.expires_at.ToJsonString())
 
     def _begin(self) -> Nonce:
@@ -135,8 +135,8 @@ class Registrar:
             )
             return answer
 
-    def _finish(self, certificate_pem: bytes) -> None:
-        self.folder.store_certificate(certificate_pem, self.me.instance_id)
+    def _finish(self, certificate_pem: bytes, authority_pem: bytes) -> None:
+        self.folder.store_certificate(certificate_pem, self.me.instance_id, authority_pem)
         self.folder.drop_nonce()
 
     def _now(self) -> float:

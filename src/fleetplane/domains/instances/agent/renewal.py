@@ -2,18 +2,22 @@
 
 When is decided in `certificates`; how is a `Renewal`. The protocol has no method for it, so ours
 is asked for under a name of its own. Of a server that does not know it, and without one at all,
-the agent says in its log, early and then louder, that someone must act.
+the agent says in its log, early and then louder, that someone must act. Beside that the agent asks
+now and then whom to trust: while the server's authority is being replaced, it learns of the next one
+and renews before its time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import Message
 
 from fleetplane.domains.instances.agent import certificates, link
 from fleetplane.domains.instances.agent.certificates import Age, Life
@@ -25,15 +29,34 @@ from fleetplane.kernel.errors import FleetplaneError, Unimplemented
 
 LOOK_AGAIN_SECONDS: Final = 6 * 3600.0
 """The longest sleep between two looks: the wall clock may be set meanwhile."""
+TRUST_SECONDS: Final = 3600.0
+"""Between two questions whom to trust; each agent waits up to half as long again, or less, by chance."""
 RETRY: Final = Backoff(first_seconds=60.0, ceiling_seconds=1800.0)
 
 
-class Renewal(Protocol):
-    async def renew(self, channel: grpc.aio.Channel, public_key_pem: bytes) -> bytes:
-        """A new certificate in PEM for the key that the channel's present one is for.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewed:
+    certificate_pem: bytes
+    authority_pem: bytes = b""
+    """Whom to trust from now on; empty if the server does not say."""
 
-        Raises NoSuchMethod if this server has no way to renew.
-        """
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trust:
+    authority_pem: bytes
+    renew: bool
+    """Whether our certificate is of an authority that is being replaced."""
+
+
+class Renewal(Protocol):
+    """Both raise NoSuchMethod if this server has no way to do so."""
+
+    async def renew(self, channel: grpc.aio.Channel, public_key_pem: bytes) -> Renewed:
+        """A new certificate for the key that the channel's present one is for."""
+        ...
+
+    async def trust(self, channel: grpc.aio.Channel, holding: str) -> Trust:
+        """Whom to trust. `holding` is the SHA-256 of what is trusted now, in hexadecimal."""
         ...
 
 
@@ -49,17 +72,24 @@ class ServerRenewal:
     def __repr__(self) -> str:
         return "<ServerRenewal>"
 
-    async def renew(self, channel: grpc.aio.Channel, public_key_pem: bytes) -> bytes:
+    async def renew(self, channel: grpc.aio.Channel, public_key_pem: bytes) -> Renewed:
         request = renewal_pb2.RenewCertificateRequest(public_key_pem=public_key_pem)
-        stub = renewal_pb2_grpc.AgentRenewalStub(channel)
-        try:
-            answer = await stub.RenewCertificate(request, timeout=link.CALL_LIMIT_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                raise NoSuchMethod("this server does not renew certificates") from error
-            raise
-        pem: bytes = answer.client_certificate_pem
-        return pem
+        answer = await _asked(renewal_pb2_grpc.AgentRenewalStub(channel).RenewCertificate, request)
+        return Renewed(certificate_pem=answer.client_certificate_pem, authority_pem=answer.authority_pem)
+
+    async def trust(self, channel: grpc.aio.Channel, holding: str) -> Trust:
+        request = renewal_pb2.GetTrustRequest(holding=holding)
+        answer = await _asked(renewal_pb2_grpc.AgentRenewalStub(channel).GetTrust, request)
+        return Trust(authority_pem=answer.authority_pem, renew=answer.renew)
+
+
+async def _asked(method: Any, request: Message) -> Any:
+    try:
+        return await method(request, timeout=link.CALL_LIMIT_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            raise NoSuchMethod("this server does not renew certificates") from error
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +100,13 @@ class CertificateKeeper:
     log: structlog.typing.FilteringBoundLogger
     renewal: Renewal | None = None
     retry: Backoff = field(default=RETRY)
+    trust_seconds: float = TRUST_SECONDS
 
     async def until_renewed(self, channel: grpc.aio.Channel, life: Life) -> None:
         """Return once a newer certificate is on disk, which takes a new connection to use."""
         renewal = self.renewal
         renewal_at = life.renewal_at(self.clock.random())
+        trust_at = 0.0
         attempt = 0
         told = Age.FRESH
         while True:
@@ -85,24 +117,48 @@ class CertificateKeeper:
                 self._tell(age, life.end - now, renewing=renewal is not None)
             wait = min(life.seconds_to_next_age(now) or LOOK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS)
             if renewal is not None and age is not Age.OVER:
-                if now < renewal_at:
-                    wait = min(wait, renewal_at - now)
-                else:
-                    try:
+                try:
+                    if now >= trust_at:
+                        trust_at = now + self.trust_seconds * (0.5 + self.clock.random())
+                        if await self._outdated(renewal, channel):
+                            renewal_at = min(renewal_at, now)
+                    if now >= renewal_at:
                         if await self._renewed(renewal, channel):
                             return
-                    except NoSuchMethod as error:
-                        self.log.warning("renewal_unknown", error=error.message)
-                        renewal = None  # until the next connection, which may be to another server
-                    wait = min(wait, self.retry.delay_seconds(attempt, jitter=self.clock.random()))
-                    attempt += 1
+                        wait = min(wait, self.retry.delay_seconds(attempt, jitter=self.clock.random()))
+                        attempt += 1
+                    else:
+                        wait = min(wait, renewal_at - now)
+                    wait = min(wait, trust_at - now)
+                except NoSuchMethod as error:
+                    self.log.warning("renewal_unknown", error=error.message)
+                    renewal = None  # until the next connection, which may be to another server
             await self.clock.sleep(wait)
+
+    async def _outdated(self, renewal: Renewal, channel: grpc.aio.Channel) -> bool:
+        """Take up whom the server says is to be trusted; whether our certificate should be renewed now."""
+        try:
+            for _ in range(2):
+                held = await asyncio.to_thread(self.folder.authority_pem)
+                found = await renewal.trust(channel, hashlib.sha256(held).hexdigest())
+                if not await asyncio.to_thread(self.folder.trust, found.authority_pem):
+                    return found.renew
+                self.log.info("trust_changed")  # and is asked for again, so that the server knows
+        except NoSuchMethod:
+            self.log.debug("trust_not_told")  # by a server that never replaces its authority
+        except grpc.aio.AioRpcError as error:
+            self.log.warning("trust_unknown", error=link.words(error))
+        except (FleetplaneError, OSError) as error:
+            self.log.warning("trust_refused", error=str(error))
+        return False
 
     async def _renewed(self, renewal: Renewal, channel: grpc.aio.Channel) -> bool:
         key = await asyncio.to_thread(self.folder.key)
         try:
-            pem = await renewal.renew(channel, certificates.public_pem(key))
-            await asyncio.to_thread(self.folder.store_certificate, pem, self.instance_id)
+            answer = await renewal.renew(channel, certificates.public_pem(key))
+            await asyncio.to_thread(
+                self.folder.store_certificate, answer.certificate_pem, self.instance_id, answer.authority_pem
+            )
         except NoSuchMethod:
             raise
         except grpc.aio.AioRpcError as error:

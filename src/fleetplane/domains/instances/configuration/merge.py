@@ -66,6 +66,7 @@ class Stated:
     instance_type: str
     subnet_pool: str
     vars: Mapping[str, str]
+    args: Mapping[str, Json]
 
 
 def effective(
@@ -90,7 +91,7 @@ def effective(
     stated_pool = own.subnet_pool
     if group is None and not stated_pool:  # taken from the template when the group was made
         stated_pool = template.subnet_pool
-    stated = Stated(instance_type=own.instance_type, subnet_pool=stated_pool, vars=own.vars)
+    stated = Stated(instance_type=own.instance_type, subnet_pool=stated_pool, vars=own.vars, args=own.args)
     return _merged(config, tenant, key, template, own, stated, is_static=group is not None)
 
 
@@ -106,12 +107,14 @@ def _group(group: Group | None, override: GroupOverride | None) -> Group:
             instance_type=override.instance_type,
             subnet_pool=override.subnet_pool,
             vars=override.vars,
+            args=dict(override.args),
         )
     return msgspec.structs.replace(
         group,
         size=override.size,
         instance_type=override.instance_type or group.instance_type,
         vars={**group.vars, **override.vars},
+        args={**group.args, **override.args},
     )
 
 
@@ -172,18 +175,19 @@ def on_demand(
         raise _unknown_template(config, template)
     if subnet_pool:
         _check_pool(config, subnet_pool)
-    static = config.groups.get(group.tenant, {}).get(group.key)
     own = Group(
         template=template or group.template,
         size=1,
         instance_type=instance_type or group.stated.instance_type,
         subnet_pool=subnet_pool or group.stated.subnet_pool,
         vars={**group.stated.vars, **(vars or {})},
-        args=static.args if static else {},
+        args=dict(group.stated.args),
         drain_timeout_seconds=group.drain_timeout_seconds,
         load_balancers=group.load_balancers,
     )
-    stated = Stated(instance_type=own.instance_type, subnet_pool=own.subnet_pool, vars=own.vars)
+    stated = Stated(
+        instance_type=own.instance_type, subnet_pool=own.subnet_pool, vars=own.vars, args=own.args
+    )
     base = config.templates[own.template]
     return _merged(config, group.tenant, group.key, base, own, stated, is_static=group.is_static)
 
@@ -301,4 +305,5 @@ def merge_override(existing: GroupOverride | None, new: GroupOverride) -> GroupO
         instance_type=new.instance_type or existing.instance_type,
         subnet_pool=new.subnet_pool or existing.subnet_pool,
         vars={**existing.vars, **new.vars},
+        args={**existing.args, **new.args},
     )

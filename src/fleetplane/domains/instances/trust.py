@@ -1,0 +1,88 @@
+"""Who depends on which authority, and whether it is time for the next step of its succession. Pure.
+
+An instance knows the authorities that it was made with, and those that its agent said it has taken up
+since. Agents of the first implementation never say anything, so theirs learn of an authority only
+by being replaced. What operators know is theirs to say: only what they were issued is known here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fleetplane.domains.instances import rules
+from fleetplane.domains.instances.kinds import Instance, OperatorRecord
+from fleetplane.kernel.errors import FailedPrecondition
+from fleetplane.kernel.identity import Authority
+from fleetplane.kernel.identity.succession import Phase
+
+NAMED_LIMIT = 5
+"""Instances that are named in a refusal; the others are counted."""
+_GONE = (rules.State.DELETING, rules.State.DELETED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Census:
+    instances: Counter[str]
+    """Live instances, by the authority that signed their certificate."""
+    operators: Counter[str]
+    """Operators' certificates that have not run out, likewise."""
+    unaware: Sequence[str]
+    """Live instances that are not known to trust everyone who is trusted now."""
+
+
+def census(
+    authority: Authority, instances: Iterable[Instance], operators: Iterable[OperatorRecord], *, now_ns: int
+) -> Census:
+    # Records that name no authority are from before there could be two: it was the eldest.
+    eldest = authority.members[-1 if authority.phase is Phase.SWITCHED else 0].key_id
+    by_instance: Counter[str] = Counter()
+    unaware = []
+    for instance in instances:
+        status = instance.status
+        if status is None or status.registered_at_ns is None or rules.state(instance) in _GONE:
+            continue
+        by_instance[status.certificate_authority or eldest] += 1
+        if instance.created_at_ns < authority.trusted_since_ns and status.trust != authority.trust_id:
+            unaware.append(instance.name)
+    return Census(
+        instances=by_instance,
+        operators=Counter(
+            record.authority or eldest for record in operators if record.expires_at_ns > now_ns
+        ),
+        unaware=unaware,
+    )
+
+
+def check_switch(found: Census) -> None:
+    """Refuse to sign with an authority whose signature some instances would not believe."""
+    if found.unaware:
+        raise FailedPrecondition(
+            f"{_many(len(found.unaware), 'instance')} would not find the server again: "
+            f"not known to trust the announced authority: {_named(found.unaware)}",
+            hint="agents take it up within two hours; those that cannot must be replaced; or force it",
+            details={"unaware": str(len(found.unaware))},
+        )
+
+
+def check_retire(authority: Authority, found: Census) -> None:
+    """Refuse to retire an authority while someone comes in by its certificates."""
+    retiring = authority.members[-1].key_id
+    instances, operators = found.instances[retiring], found.operators[retiring]
+    if authority.phase is Phase.SWITCHED and (instances or operators):
+        raise FailedPrecondition(
+            f"{_many(instances, 'instance')} and {_many(operators, 'operator')} "
+            "still have certificates of the authority before",
+            hint="wait until they have renewed, or were replaced; or force it",
+            details={"instances": str(instances), "operators": str(operators)},
+        )
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")
+
+
+def _named(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:NAMED_LIMIT])
+    return shown if len(names) <= NAMED_LIMIT else f"{shown} and {len(names) - NAMED_LIMIT} more"
