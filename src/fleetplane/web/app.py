@@ -177,7 +177,7 @@ def application(
 
 
 def _bound(desk: Desk[C], prefix: str, route: Route) -> HTTPRouteHandler:
-    async def handle(request: AnyRequest) -> Reply | Streaming:
+    async def handle(request: AnyRequest) -> ASGIResponse:  # one word: Litestar takes no choice of them
         return await desk.serve(route, request)
 
     return HTTPRouteHandler(
