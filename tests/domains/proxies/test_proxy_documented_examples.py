@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from server_process import running_server
+from documented_agent import DEADLINE_SECONDS, documented_agent
+from server_process import ServerProcess, running_server
 
 TOKEN_PAIR = {"access_token", "refresh_token", "expires_in", "token_type"}
 ORGANIZATION = {"id", "name", "slug", "created_at", "updated_at"}
@@ -42,13 +45,13 @@ METRICS = {
 class Curl:
     """The real curl, with the token of the last login."""
 
-    base: str
+    server: ServerProcess
     token: str = ""
     headers: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, request: str, body: str | None = None, *, expect: int) -> Any:
         method, path = request.split(" ", 1)
-        command = ["curl", "-sS", "-i", "-X", method, f"{self.base}/v1{path}"]
+        command = ["curl", "-sS", "-i", "-X", method, f"{self.server.web}/v1{path}"]
         if self.token:
             command += ["-H", f"Authorization: Bearer {self.token}"]
         if body is not None:
@@ -73,7 +76,7 @@ def curl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Curl]:
         "--set", "proxies.admin_password=secure_password",
     )  # fmt: skip
     with running_server(folder, *settings) as server:
-        yield Curl(server.web)
+        yield Curl(server)
 
 
 def listed(answer: Any, keys: set[str], total: int) -> list[Any]:
@@ -173,7 +176,48 @@ def _agents(curl: Curl, workspace: str) -> str:
     assert patched["labels"] == {"env": "production", "region": "us-east-1", "tier": "web"}
     away = curl(f"POST /agents/{identity}/reload", expect=503)
     assert away["error"]["code"] == "SERVICE_UNAVAILABLE"
+    with documented_agent(curl.server, made["token"]) as connected:
+        _connected_agent(curl, workspace, identity)
+    assert connected.commands == ["reload"]
     return identity
+
+
+def _connected_agent(curl: Curl, workspace: str, identity: str) -> None:
+    (row,) = listed(curl(f"GET /workspaces/{workspace}/agents?state=online", expect=200), AGENT, 1)
+    detail = _once_reported(curl, identity)
+    assert {name: detail[name] for name in detail.keys() & AGENT - {"last_seen_at"}} == {
+        **{name: row[name] for name in ("id", "created_at")},
+        "workspace_id": workspace,
+        "name": "web-server-01-renamed",
+        "hostname": "web-01.internal",
+        "ip_address": "10.0.1.10",
+        "version": "0.1.0",
+        "state": "online",
+        "deployment_mode": "docker_sidecar",
+        "capabilities": ["http2", "websocket"],
+        "labels": {"env": "production", "region": "us-east-1", "tier": "web"},
+    }
+    assert detail["health"] == {
+        "nginx_status": "running",
+        "nginx_uptime_seconds": 86400,
+        "active_connections": 42,
+        "requests_per_second": 150.5,
+        "cpu_percent": 25.0,
+        "memory_used_mb": 512,
+        "config_version": 42,
+    }
+    reloaded = curl(f"POST /agents/{identity}/reload", expect=200)
+    moment = reloaded.pop("timestamp")
+    assert reloaded == {"success": True, "message": "Nginx reloaded successfully"}
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", moment)
+
+
+def _once_reported(curl: Curl, identity: str) -> Any:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while (detail := curl(f"GET /agents/{identity}", expect=200))["health"] is None:
+        assert time.monotonic() < deadline, "the agent's report did not arrive"
+        time.sleep(0.02)
+    return detail
 
 
 def _upstreams(curl: Curl, workspace: str) -> tuple[str, str]:
