@@ -8,7 +8,7 @@ Packages offer their own through the entry point group named in `registry`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -22,6 +22,7 @@ class ErrorKind(StrEnum):
     ENVELOPE_INVALID = "envelope_invalid"
     SECURITY_CONTEXT_NOT_FOUND = "security_context_not_found"
     POLICY_VIOLATION = "policy_violation"
+    TOOL_NOT_LOCALLY_SUPPORTED = "tool_not_locally_supported"
     TOOL_NOT_FOUND = "tool_not_found"
     INVALID_ARGUMENTS = "invalid_arguments"
     INTERNAL = "internal"
@@ -100,8 +101,6 @@ class Call:
     environment: Mapping[str, str]
     emit: Emit
     output_limit_bytes: int
-    protected: tuple[Path, ...] = field(default=())
-    """Where no tool may go, whoever allows it: the daemon's own keys are there."""
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from fleetplane.domains.edge.agent import beneath
+from fleetplane.domains.edge.agent.patience import in_thread
 from fleetplane.domains.edge.agent.tools import arguments as read
 from fleetplane.domains.edge.agent.tools.contract import (
     BadArguments,
@@ -175,15 +176,8 @@ class WriteFile:
     async def run(self, call: Call) -> Outcome:
         path, content, mode = _path(call), _content(call.arguments), _mode(call.arguments)
         overwrite = read.flag(call.arguments, "overwrite", default=True)
-        writing = asyncio.ensure_future(asyncio.to_thread(_write, path, content, mode, overwrite=overwrite))
         try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            # A thread cannot be called back; whoever cancels is told only once nothing more is written.
-            await asyncio.wait([writing])
-            if not writing.cancelled():
-                writing.exception()
-            raise
+            await in_thread(lambda: _write(path, content, mode, overwrite=overwrite))
         except OSError as error:
             raise _failed(path, error) from error
         return Outcome(structured={"path": str(path), "size": len(content)})

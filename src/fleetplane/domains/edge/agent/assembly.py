@@ -1,0 +1,169 @@
+"""The daemon with all its parts, from a state folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import grpc.aio
+import structlog
+
+from fleetplane.domains.edge.agent import identity, link, machine
+from fleetplane.domains.edge.agent.config import ServerProof
+from fleetplane.domains.edge.agent.configuration import Configuration
+from fleetplane.domains.edge.agent.daemon import Daemon, Pace
+from fleetplane.domains.edge.agent.identity import Keyring
+from fleetplane.domains.edge.agent.jobs import Judge
+from fleetplane.domains.edge.agent.journal import Journal
+from fleetplane.domains.edge.agent.outbox import SETTLED_SECONDS, Outbox
+from fleetplane.domains.edge.agent.rotation import Rotator
+from fleetplane.domains.edge.agent.session import Leaving, Node
+from fleetplane.domains.edge.agent.state import StateFolder
+from fleetplane.domains.edge.agent.tools.contract import Tool
+from fleetplane.domains.edge.agent.work import Surroundings, Work
+from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
+from fleetplane.kernel.clock import Clock
+
+HANDED_ON: Final = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"}
+)
+"""Of the daemon's environment, with everything that begins LC_. All else stays here: it may hold secrets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """How the server is reached, where that is not as its address implies."""
+
+    authority: Path | None = None
+    plaintext: bool | None = None
+
+    def channel(self, endpoint: str) -> grpc.aio.Channel:
+        return link.channel(link.target(endpoint, plaintext=self.plaintext), authority=self.authority)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    folder: StateFolder
+    tools: Mapping[str, Tool]
+    environment: Mapping[str, str]
+    """The daemon's own."""
+    clock: Clock
+    log: structlog.typing.FilteringBoundLogger
+    user_config: Path | None = None
+    tolerate_unsigned: bool = False
+    reach: Reach = field(default_factory=Reach)
+    pace: Pace = field(default_factory=Pace)
+    settled_seconds: float = SETTLED_SECONDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    daemon: Daemon
+    leaving: Leaving
+    node: Node
+    journal: Journal
+
+
+def assemble(parts: Parts) -> Assembled:
+    """Blocking: reads the folder. Raises what makes it unusable."""
+    folder, clock, log = parts.folder, parts.clock, parts.log
+    configuration = Configuration(folder, user_config=parts.user_config, log=log)
+    configuration.load()
+    folder.use(configuration.current)
+    for path in folder.tighten():
+        log.warning("permissions_tightened", path=str(path))
+    keyring = Keyring(identity.load(folder, configuration.current), folder.signature())
+    server_key = folder.load_server_key()
+    if not server_key:
+        log.warning(
+            "server_not_pinned", hint="commands are believed without proof; enrol anew to pin its key"
+        )
+    journal = Journal(folder.journal)
+    journal.open(now=clock.now_ns() / 1e9)
+    outbox = Outbox(journal, clock, settled_seconds=parts.settled_seconds)
+    outbox.load()
+    tolerant = partial(_tolerant, parts, configuration)
+    work = Work(
+        judge=lambda: _judge(parts, configuration, keyring, server_key, tolerant()),
+        surroundings=lambda: _surroundings(parts, configuration),
+        journal=journal,
+        outlet=outbox,
+        clock=clock,
+        log=log,
+    )
+    node = Node(
+        folder=folder,
+        configuration=configuration,
+        keyring=keyring,
+        server_key=server_key,
+        tolerate_unsigned=tolerant,
+        work=work,
+        outbox=outbox,
+        leaving=(leaving := Leaving()),
+        capabilities=lambda: _capabilities(parts, configuration, work),
+        last_command=lambda: journal.last,
+        clock=clock,
+        log=log,
+    )
+    connect: Callable[[], grpc.aio.Channel] = lambda: parts.reach.channel(configuration.current.endpoint)
+    rotator = Rotator(
+        folder=folder,
+        config=lambda: configuration.current,
+        connect=connect,
+        clock=clock,
+        log=log,
+        keyring=keyring,
+    )
+    daemon = Daemon(node, connect=connect, rotator=rotator, pace=parts.pace)
+    return Assembled(daemon=daemon, leaving=leaving, node=node, journal=journal)
+
+
+def _tolerant(parts: Parts, configuration: Configuration) -> bool:
+    return parts.tolerate_unsigned or configuration.current.edge.server_proof is ServerProof.TOLERATED
+
+
+def _capabilities(parts: Parts, configuration: Configuration, work: Work) -> pb.EdgeCapabilities:
+    return machine.capabilities(
+        configuration.current.edge.capabilities,
+        tools=tuple(parts.tools),
+        path=parts.environment.get("PATH", os.defpath),
+        config_version=configuration.version,
+        draining=work.draining,
+    )
+
+
+def _judge(
+    parts: Parts, configuration: Configuration, keyring: Keyring, server_key: bytes, tolerant: bool
+) -> Judge:
+    said = configuration.current.edge.capabilities.mount_points
+    return Judge(
+        config=configuration.current,
+        tools=parts.tools,
+        tenant=keyring.current.tenant,
+        server_key=server_key,
+        tolerate_unsigned=tolerant,
+        mount_points=("/",) if said is None else said,
+        protected=_protected(parts.folder),
+    )
+
+
+def _protected(folder: StateFolder) -> tuple[Path, ...]:
+    return tuple(path.resolve() for path in (folder.root, folder.key, folder.token))
+
+
+def _surroundings(parts: Parts, configuration: Configuration) -> Surroundings:
+    edge = configuration.current.edge
+    handed_on = {
+        name: value
+        for name, value in parts.environment.items()
+        if name in HANDED_ON or name.startswith("LC_")
+    }
+    return Surroundings(
+        environment={**handed_on, **edge.environment},
+        output_limit_bytes=edge.output_limit_bytes,
+        concurrent=edge.max_concurrent_commands,
+    )

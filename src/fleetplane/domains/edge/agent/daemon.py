@@ -1,0 +1,165 @@
+"""The daemon: keeps a session with its server for as long as it lives, and its identity good.
+
+Ties lives together and decides little itself: how long to wait before the next try, and what to do
+about a server that does not know our token any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from fleetplane.domains.edge.agent.link import LinkLost, Refused
+from fleetplane.domains.edge.agent.patience import in_thread
+from fleetplane.domains.edge.agent.proof import NotTheServer
+from fleetplane.domains.edge.agent.rotation import Rotator
+from fleetplane.domains.edge.agent.session import Node, Session
+from fleetplane.kernel.errors import FleetplaneError
+
+STEADY_SECONDS: Final = 30.0
+"""A session that lasted this long was a good one: the waits begin anew."""
+RENEWAL_LOOK_SECONDS: Final = 30.0
+"""Between looks at what is due. Clocks jump, files are replaced; looking costs nothing."""
+RENEWAL_PAUSE_SECONDS: Final = 60.0
+"""After a renewal that failed; a token is renewed long before its end."""
+
+
+def wait_seconds(waits: tuple[float, ...], failures: int, *, jitter: float) -> float:
+    """Before the next try: along the list and then its last entry, between half and the whole of it. Pure."""
+    return waits[min(failures, len(waits) - 1)] * (0.5 + jitter / 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """For tests, which have less time."""
+
+    steady_seconds: float = STEADY_SECONDS
+    renewal_look_seconds: float = RENEWAL_LOOK_SECONDS
+    renewal_pause_seconds: float = RENEWAL_PAUSE_SECONDS
+    wait_scale: float = 1.0
+
+
+class Daemon:
+    """Runs until it is asked to leave; only a state that can never work ends it otherwise."""
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        connect: Callable[[], grpc.aio.Channel],
+        rotator: Rotator,
+        pace: Pace | None = None,
+    ) -> None:
+        self._node = node
+        self._connect = connect
+        self._rotator = rotator
+        self._pace = pace or Pace()
+        self.sessions = 0
+
+    def __repr__(self) -> str:
+        return f"<Daemon {self._node.keyring.current.node_id} sessions={self.sessions}>"
+
+    async def run(self) -> None:
+        node = self._node
+        async with asyncio.TaskGroup() as tasks:
+            working = tasks.create_task(node.work.run())
+            renewing = tasks.create_task(self._stay_good())
+            await self._stay_connected()
+            await node.work.stop(grace_seconds=node.leaving.grace_seconds, reason=node.leaving.reason)
+            renewing.cancel()
+            working.cancel()
+
+    def reload(self) -> None:
+        """Read the configuration anew; one that cannot be used leaves the one before in force."""
+        try:
+            self._node.configuration.load()
+        except FleetplaneError as error:
+            self._node.log.error("config_not_reloaded", error=error.message)
+        else:
+            self._node.log.info("config_reloaded")
+
+    # The server.
+
+    async def _stay_connected(self) -> None:
+        node, failures = self._node, 0
+        while not node.leaving.asked.is_set():
+            began, established = node.clock.monotonic(), False
+            try:
+                async with self._connect() as channel:
+                    session = Session(channel, node)
+                    self.sessions += 1
+                    try:
+                        await session.run()
+                    finally:
+                        established = session.established
+            except (LinkLost, Refused, NotTheServer) as error:
+                lasted = node.clock.monotonic() - began
+                failures = 0 if established and lasted > self._pace.steady_seconds else failures
+                await self._wait(error, failures)
+                failures += 1
+
+    async def _wait(self, error: FleetplaneError, failures: int) -> None:
+        node = self._node
+        waits = node.configuration.current.edge.stream_reconnect_backoff_secs
+        seconds = wait_seconds(waits, failures, jitter=node.clock.random()) * self._pace.wait_scale
+        node.log.warning(
+            "session_ended", error=error.message, reason=error.reason, retry_in_seconds=round(seconds, 2)
+        )
+        unknown = isinstance(error, Refused) and error.code is grpc.StatusCode.UNAUTHENTICATED
+        await self._unless_leaving(node.clock.sleep(seconds))
+        if unknown and not node.leaving.asked.is_set():
+            # Our token ran out while we were away, or a rotation was cut short; the key may still be good.
+            await self._mend()
+
+    async def _mend(self) -> None:
+        try:
+            await self._rotator.recover()
+            await self._rotator.refresh()
+        except (LinkLost, Refused) as error:
+            self._node.log.warning("token_not_renewed", error=error.message)
+        else:
+            self._node.log.info("token_renewed")
+
+    # Our identity.
+
+    async def _stay_good(self) -> None:
+        node = self._node
+        while True:
+            pause = self._pace.renewal_look_seconds
+            try:
+                if await in_thread(self._rotation_due):
+                    await self._rotator.rotate()
+                elif self._renewal_due():
+                    await self._rotator.refresh()
+                    node.log.info("token_renewed")
+            except FleetplaneError as error:
+                node.log.warning("renewal_failed", error=error.message)
+                pause = self._pace.renewal_pause_seconds
+            await node.clock.sleep(pause * (0.8 + 0.4 * node.clock.random()))
+
+    def _renewal_due(self) -> bool:
+        due = self._node.keyring.current.renew_at()
+        return due is not None and self._node.clock.now_ns() / 1e9 >= due
+
+    def _rotation_due(self) -> bool:
+        every = self._node.configuration.current.edge.rotate_key_every_secs
+        with suppress(OSError):
+            age = self._node.clock.now_ns() / 1e9 - self._node.folder.key.stat().st_mtime
+            return every > 0 and age >= every
+        return False
+
+    async def _unless_leaving(self, waiting: Awaitable[None]) -> None:
+        """Wait, but not longer than until we are asked to leave."""
+        first = asyncio.ensure_future(waiting)
+        second = asyncio.ensure_future(self._node.leaving.asked.wait())
+        try:
+            await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            first.cancel()
+            second.cancel()

@@ -1,0 +1,305 @@
+"""One stream to the server: say hello, then talk until it breaks, or until we are to leave.
+
+Everything that must outlive the stream is elsewhere. The stream has one writer at a time; a command
+is believed only with the server's proof; a configuration is in force before the next command is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import grpc
+import grpc.aio
+import structlog
+
+from fleetplane.domains.edge.agent import events, identity
+from fleetplane.domains.edge.agent.configuration import Configuration
+from fleetplane.domains.edge.agent.events import Speaker
+from fleetplane.domains.edge.agent.identity import Keyring
+from fleetplane.domains.edge.agent.link import LinkLost, Refused, translated
+from fleetplane.domains.edge.agent.outbox import Outbox
+from fleetplane.domains.edge.agent.patience import in_thread
+from fleetplane.domains.edge.agent.proof import NotTheServer, ServerCheck
+from fleetplane.domains.edge.agent.state import StateFolder
+from fleetplane.domains.edge.agent.work import Work
+from fleetplane.domains.edge.wellknown import seconds_of
+from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FleetplaneError, SettingsError
+
+METHOD: Final = "/aegis.cluster.v1.NodeClusterService/ConnectEdge"
+HELLO_SECONDS: Final = 20.0
+GOODBYE_SECONDS: Final = 3.0
+LOOK_AGAIN_SECONDS: Final = 600.0
+"""Between looks at what the machine has; what changed is told."""
+LONGEST_GRACE_SECONDS: Final = 3600.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Leaving:
+    """That the daemon is to end, and how long its commands may still take."""
+
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    grace_seconds: float = 0.0
+    reason: str = ""
+
+    def ask(self, *, grace_seconds: float, reason: str) -> None:
+        if not self.asked.is_set():
+            self.grace_seconds = min(max(grace_seconds, 0.0), LONGEST_GRACE_SECONDS)
+            self.reason = reason
+            self.asked.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What lasts from one session to the next."""
+
+    folder: StateFolder
+    configuration: Configuration
+    keyring: Keyring
+    server_key: bytes
+    tolerate_unsigned: Callable[[], bool]
+    work: Work
+    outbox: Outbox
+    leaving: Leaving
+    capabilities: Callable[[], pb.EdgeCapabilities]
+    """Blocking."""
+    last_command: Callable[[], str]
+    clock: Clock
+    log: structlog.typing.FilteringBoundLogger
+
+
+class _Left(Exception):
+    """We are done here."""
+
+
+class Session:
+    def __init__(self, channel: grpc.aio.Channel, node: Node) -> None:
+        self._node = node
+        self._writing = asyncio.Lock()  # a stream has one writer at a time
+        self._speaker = Speaker(
+            node.keyring, str(uuid.UUID(bytes=node.clock.token_bytes(16), version=4)), node.clock
+        )
+        self._check = ServerCheck(
+            server_key=node.server_key,
+            tolerate_unsigned=node.tolerate_unsigned(),
+            node_id=node.keyring.current.node_id,
+            stream_id=self._speaker.stream_id,
+            clock=node.clock,
+        )
+        metadata = (
+            ("x-aegis-edge-dialect", "seed"),
+            ("authorization", f"Bearer {node.keyring.current.token}"),
+        )
+        # Bytes in, bytes out: what is signed must be what is carried.
+        self._call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(METHOD)(metadata=metadata)
+        self._told = b""
+        self._draining: asyncio.Event = asyncio.Event()
+        self._beat_now = asyncio.Event()
+        self.established = False
+
+    def __repr__(self) -> str:
+        return f"<Session {self._speaker.stream_id} established={self.established}>"
+
+    async def run(self) -> None:
+        """Until we have left. Raises LinkLost, Refused or NotTheServer when it ends otherwise."""
+        node, ends = self._node, list[BaseException]()
+        try:
+            await self._hello()
+            node.outbox.attach(self)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._flush())
+                tasks.create_task(self._beat())
+                tasks.create_task(self._look_again())
+                tasks.create_task(self._say_drained())
+                tasks.create_task(self._leave())
+                await self._listen()
+        except* (grpc.aio.AioRpcError, LinkLost, Refused, NotTheServer, _Left) as group:
+            ends = list(_leaves(group))
+        finally:
+            node.outbox.detach(self)
+            node.work.draining = node.leaving.asked.is_set()  # the next stream is told anew
+            await self._say_goodbye()
+        if not any(isinstance(end, _Left) for end in ends):
+            raise _why(ends)
+
+    async def _hello(self) -> None:
+        node = self._node
+        self._told = (await in_thread(node.capabilities)).SerializeToString()
+        try:
+            async with asyncio.timeout(HELLO_SECONDS):
+                await self._send(self._speaker.hello(self._told, node.last_command()))
+                await self._call.initial_metadata()
+        except TimeoutError as error:
+            raise LinkLost("the server does not answer our hello") from error
+        except grpc.aio.AioRpcError as error:
+            raise translated(error) from error
+        if self._call.done():
+            raise translated(await self._end())
+        self.established = True
+        node.log.info("connected", stream=self._speaker.stream_id, node=node.keyring.current.node_id)
+
+    # Reading.
+
+    async def _listen(self) -> None:
+        while isinstance(raw := await self._call.read(), bytes):
+            await self._obey(self._check.command(raw))
+        raise translated(await self._end())
+
+    async def _obey(self, command: pb.EdgeCommand) -> None:
+        node = self._node
+        match command.WhichOneof("command"):
+            case "invoke_tool":
+                node.work.take(command.invoke_tool)
+            case "cancel":
+                node.log.info("cancel_asked", command=command.cancel.command_id)
+                node.work.cancel(command.cancel.command_id, command.cancel.reason)
+            case "push_config":
+                await self._configure(command.push_config)
+            case "drain":
+                node.log.info("drain_asked")
+                node.work.draining = True
+                await self._status("drain", "draining", "")
+                self._draining.set()
+            case "shutdown":
+                grace = seconds_of(command.shutdown.grace)
+                node.log.info("shutdown_asked", grace_seconds=grace)
+                node.leaving.ask(grace_seconds=grace, reason="the daemon is shut down by the server")
+            case _:
+                node.log.debug("command_not_understood")
+
+    async def _configure(self, push: pb.PushConfig) -> None:
+        node = self._node
+        try:
+            await in_thread(lambda: node.configuration.push(push.version, push.config_delta))
+        except (SettingsError, OSError) as error:
+            why = error.message if isinstance(error, FleetplaneError) else str(error)
+            node.log.warning("config_refused", version=push.version[:64], reason=why)
+            await self._status(push.version, "config-refused", why)
+            return
+        node.log.info("config_applied", version=push.version[:64])
+        await self._status(push.version, "config-applied", push.version)
+        await self._tell_capabilities()
+        self._beat_now.set()  # the interval may be another
+
+    # Writing.
+
+    async def _send(self, message: bytes) -> None:
+        async with self._writing:
+            try:
+                await self._call.write(message)
+            except asyncio.InvalidStateError as error:
+                raise LinkLost("the stream has ended") from error
+
+    async def send_progress(self, command_id: str, chunk: bytes) -> None:
+        """Output of a command; when the stream breaks there is nobody left to hear it."""
+        with suppress(grpc.aio.AioRpcError, LinkLost):
+            await self._send(self._speaker.progress(command_id, chunk))
+
+    async def _status(self, subject: str, state: str, message: str) -> None:
+        await self._send(self._speaker.progress(subject, events.status_chunk(state, message)))
+
+    async def _flush(self) -> None:
+        while True:
+            await self._flush_once()
+            await self._node.outbox.changed()
+
+    async def _flush_once(self) -> None:
+        for command_id, result in self._node.outbox.unsent():
+            await self._send(self._speaker.result(command_id, result))
+            self._node.outbox.sent(command_id, result)
+
+    async def _beat(self) -> None:
+        node = self._node
+        while True:
+            seconds = node.configuration.current.heartbeat_seconds
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds * (0.9 + 0.1 * node.clock.random())):
+                    await self._beat_now.wait()
+            self._beat_now.clear()
+            await self._take_over_identity()
+            await self._send(self._speaker.heartbeat(node.work.active))
+            node.outbox.settle()
+
+    async def _take_over_identity(self) -> None:
+        """Another program may have renewed our token or rotated our key."""
+        node = self._node
+        seen = await in_thread(node.folder.signature)
+        if seen == node.keyring.seen:
+            return
+        try:
+            found = await in_thread(lambda: identity.load(node.folder, node.configuration.current))
+        except FleetplaneError as error:
+            node.log.warning("identity_not_read", error=error.message)
+            return
+        node.keyring.current, node.keyring.seen = found, seen
+        node.log.info("identity_taken_over")
+
+    async def _look_again(self) -> None:
+        while True:
+            await self._node.clock.sleep(LOOK_AGAIN_SECONDS)
+            await self._tell_capabilities()
+
+    async def _tell_capabilities(self) -> None:
+        now = (await in_thread(self._node.capabilities)).SerializeToString()
+        if now != self._told:
+            self._told = now
+            await self._send(self._speaker.capabilities(now))
+
+    async def _say_drained(self) -> None:
+        while True:
+            await self._draining.wait()
+            self._draining.clear()
+            await self._node.work.drained()
+            await self._status("drain", "drained", "")
+            await self._tell_capabilities()
+
+    # Leaving.
+
+    async def _leave(self) -> None:
+        node = self._node
+        await node.leaving.asked.wait()
+        await node.work.stop(grace_seconds=node.leaving.grace_seconds, reason=node.leaving.reason)
+        await self._flush_once()
+        raise _Left
+
+    async def _say_goodbye(self) -> None:
+        """End our half first, so that the server sees an end and not a breakdown."""
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                await self._call.done_writing()
+                while isinstance(await self._call.read(), bytes):
+                    pass  # too late to be obeyed
+        self._call.cancel()
+
+    async def _end(self) -> grpc.aio.AioRpcError:
+        """How the stream ended, as the error it would have raised."""
+        return grpc.aio.AioRpcError(
+            await self._call.code(),
+            await self._call.initial_metadata(),
+            await self._call.trailing_metadata(),
+            await self._call.details(),
+        )
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _leaves(one)
+    else:
+        yield error
+
+
+def _why(ends: list[BaseException]) -> FleetplaneError:
+    """Several tasks saw the stream end; a refusal says most."""
+    said = [translated(one) if isinstance(one, grpc.aio.AioRpcError) else one for one in ends]
+    for kind in (NotTheServer, Refused, LinkLost):
+        for one in said:
+            if isinstance(one, kind):
+                return one
+    return LinkLost("the server ended the stream")
