@@ -83,7 +83,7 @@ async def test_an_idle_stream_says_that_it_is_still_there(monkeypatch: pytest.Mo
 
 
 def test_an_event_is_one_block_whatever_is_in_it() -> None:
-    block = event("result", {"text": "a\nb\r\n\u2028"}, number=3)
+    block = event("result", {"text": "a\nb\r\n\u2028"}, mark="3")
     lines = block.decode().split("\n")
     assert lines[:2] == ["id: 3", "event: result"]
     assert json.loads(lines[2].removeprefix("data: ")) == {"text": "a\nb\r\n\u2028"}

@@ -20,9 +20,9 @@ KEEP_ALIVE = b": still here\n\n"
 EVENT_STREAM = "text/event-stream"
 
 
-def event(kind: str, data: object, *, number: int | None = None) -> bytes:
-    """One server-sent event; without a kind, only its data."""
-    lines = [f"id: {number}"] if number is not None else []
+def event(kind: str, data: object, *, mark: str = "") -> bytes:
+    """One server-sent event; without a kind, only its data. With its mark a reader may go on after it."""
+    lines = [f"id: {mark}"] if mark else []
     if kind:
         lines.append(f"event: {kind}")
     lines.append(f"data: {msgspec.json.encode(data).decode()}")  # JSON has no line breaks of its own

@@ -25,7 +25,8 @@ from fleetplane.domains.edge.run_feed import RunFeed, RunFeeds
 from fleetplane.domains.edge.runs import Run, RunBeside, RunBook, RunSpec, RunState, Summary
 from fleetplane.domains.edge.targets import Resolution, Skipped, Target, TargetKind
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands import COMMAND, Commands, CommandTarget
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Commands, CommandTarget
+from fleetplane.kernel.commands.kinds import targets_scope
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from fleetplane.kernel.store import Store
 
@@ -64,14 +65,25 @@ class Order:
 
 class FleetRuns:
     def __init__(
-        self, store: Store, clock: Clock, *, ledger: Commands, groups: Groups, nodes: NodesOf
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        ledger: Commands,
+        groups: Groups,
+        nodes: NodesOf,
+        check: Callable[[ToolCall], None] = lambda _: None,
+        grace_seconds: float = 0.0,
     ) -> None:
+        """`check` refuses what could not be sent; a daemon's word may be `grace_seconds` late."""
         self._store = store
         self._clock = clock
         self._ledger = ledger
         self._groups = groups
         self._nodes = nodes
-        self._feeds = RunFeeds()
+        self._check = check
+        self._grace_seconds = grace_seconds
+        self._feeds = RunFeeds(clock)
         self._book = RunBook(store)
         self._ground = Ground(
             store=store, clock=clock, ledger=ledger, book=self._book, is_connected=nodes.is_connected
@@ -137,6 +149,7 @@ class FleetRuns:
             tenant=order.tenant, actor=order.actor, deadline_seconds=policy.deadline_seconds,
             user_security_token=order.user_security_token,
         )  # fmt: skip
+        self._check(call)
         beside = RunBeside(
             scope=tenant_scope(order.tenant),
             spec=RunSpec(
@@ -180,6 +193,10 @@ class FleetRuns:
         """What became of each; nothing is known of runs that ended long ago."""
         command = self._store.get(COMMAND, run.scope, run.name)
         return self._ledger.targets(command) if command is not None else ()
+
+    def target(self, run: Run, node_id: str) -> CommandTarget | None:
+        """What became of one of them."""
+        return self._store.get(COMMAND_TARGET, targets_scope(run.scope, run.name), node_id)
 
     def summary(self, run: Run) -> Summary:
         kept = run.status.summary if run.status is not None else None

@@ -8,7 +8,7 @@ import msgspec
 
 from fleetplane.kernel.errors import InvalidArgument
 
-DEADLINE_LIMIT_SECONDS = 86_400.0
+DEADLINE_LIMIT_SECONDS = 12 * 3600.0
 DELIVER_LIMIT_SECONDS = 30 * 86_400.0
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from fleetplane.kernel.clock import Clock
+
 EVENTS_LIMIT = 20_000
 """Kept of one run."""
 BYTES_LIMIT = 2 * 1024 * 1024
@@ -24,6 +26,8 @@ RUNS_LIMIT = 256
 
 class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     number: int
+    epoch: str = ""
+    """In which feed it has this number: after a restart, another one counts anew."""
     kind: str
     """started, node_started, progress, result or done."""
     node_id: str = ""
@@ -31,11 +35,17 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     """Bytes of output in it."""
 
+    @property
+    def mark(self) -> str:
+        """By which a reader says how far it has come."""
+        return f"{self.epoch}-{self.number}"
+
 
 class RunFeed:
     """The events of one run."""
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: str = "") -> None:
+        self.epoch = epoch
         self._events: deque[RunEvent] = deque()
         self._held = 0
         self._next = 1
@@ -49,7 +59,9 @@ class RunFeed:
     def add(self, kind: str, node_id: str = "", *, size: int = 0, **data: Any) -> None:
         if self.is_over:
             return
-        self._events.append(RunEvent(number=self._next, kind=kind, node_id=node_id, data=data, size=size))
+        self._events.append(
+            RunEvent(number=self._next, epoch=self.epoch, kind=kind, node_id=node_id, data=data, size=size)
+        )
         self._next += 1
         self._held += size
         while self._held > BYTES_LIMIT or len(self._events) > EVENTS_LIMIT:
@@ -83,14 +95,15 @@ class RunFeed:
 
 
 class RunFeeds:
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._feeds: OrderedDict[str, RunFeed] = OrderedDict()
 
     def __repr__(self) -> str:
         return f"<RunFeeds {len(self._feeds)}>"
 
     def open(self, run: str) -> RunFeed:
-        feed = self._feeds[run] = RunFeed()
+        feed = self._feeds[run] = RunFeed(self._clock.token_bytes(4).hex())
         over = [name for name, kept in self._feeds.items() if kept.is_over]
         for name in over[: max(0, len(self._feeds) - RUNS_LIMIT)]:
             del self._feeds[name]
