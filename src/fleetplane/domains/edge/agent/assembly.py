@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -109,7 +109,10 @@ def assemble(parts: Parts) -> Assembled:
         clock=clock,
         log=log,
     )
-    connect: Callable[[], grpc.aio.Channel] = lambda: parts.reach.channel(configuration.current.endpoint)
+
+    def connect() -> grpc.aio.Channel:
+        return parts.reach.channel(configuration.current.endpoint)
+
     rotator = Rotator(
         folder=folder,
         config=lambda: configuration.current,

@@ -19,7 +19,7 @@ from fleetplane.domains.edge.agent.link import LinkLost, Refused
 from fleetplane.domains.edge.agent.patience import in_thread
 from fleetplane.domains.edge.agent.proof import NotTheServer
 from fleetplane.domains.edge.agent.rotation import Rotator
-from fleetplane.domains.edge.agent.session import Node, Session
+from fleetplane.domains.edge.agent.session import Node, Session, take_over_identity
 from fleetplane.kernel.errors import FleetplaneError
 
 STEADY_SECONDS: Final = 30.0
@@ -118,6 +118,8 @@ class Daemon:
             await self._mend()
 
     async def _mend(self) -> None:
+        if await take_over_identity(self._node):
+            return  # that may be all it takes
         try:
             await self._rotator.recover()
             await self._rotator.refresh()

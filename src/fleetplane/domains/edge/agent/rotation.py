@@ -47,11 +47,19 @@ class Form(StrEnum):
 
 
 def request(
-    who: Identity, key: Ed25519PrivateKey, *, nonce: bytes, form: Form, with_token: bool
+    who: Identity,
+    key: Ed25519PrivateKey,
+    *,
+    nonce: bytes,
+    issued_at_ms: int,
+    form: Form = Form.DIGEST,
+    with_token: bool = True,
 ) -> pb.RotateEdgeKeyRequest:
     """Pure."""
     public = public_bytes(key)
-    inner = pb.RotateEdgeKeyInner(node_id=who.node_id, new_public_key=public, nonce=nonce).SerializeToString()
+    inner = pb.RotateEdgeKeyInner(
+        node_id=who.node_id, new_public_key=public, nonce=nonce, issued_at_ms=issued_at_ms
+    ).SerializeToString()
     proven = who.node_id.encode() + public
     if form is Form.DIGEST:
         proven = envelope.rotation_digest(who.node_id, public, nonce)
@@ -150,7 +158,8 @@ class Rotator:
 
     async def _call(self, who: Identity, key: Ed25519PrivateKey, *, form: Form, with_token: bool) -> str:
         nonce = self.clock.token_bytes(envelope.NONCE_BYTES)
-        asked = request(who, key, nonce=nonce, form=form, with_token=with_token)
+        now_ms = self.clock.now_ns() // 1_000_000
+        asked = request(who, key, nonce=nonce, issued_at_ms=now_ms, form=form, with_token=with_token)
         async with self.connect() as channel:
             stub = cluster_pb2_grpc.NodeClusterServiceStub(channel)
             try:

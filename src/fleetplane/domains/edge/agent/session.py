@@ -74,6 +74,21 @@ class Node:
     log: structlog.typing.FilteringBoundLogger
 
 
+async def take_over_identity(node: Node) -> bool:
+    """Another program may have renewed our token or rotated our key; whether one has."""
+    seen = await in_thread(node.folder.signature)
+    if seen == node.keyring.seen:
+        return False
+    try:
+        found = await in_thread(lambda: identity.load(node.folder, node.configuration.current))
+    except FleetplaneError as error:
+        node.log.warning("identity_not_read", error=error.message)
+        return False
+    node.keyring.current, node.keyring.seen = found, seen
+    node.log.info("identity_taken_over")
+    return True
+
+
 class _Left(Exception):
     """We are done here."""
 
@@ -222,23 +237,9 @@ class Session:
                 async with asyncio.timeout(seconds * (0.9 + 0.1 * node.clock.random())):
                     await self._beat_now.wait()
             self._beat_now.clear()
-            await self._take_over_identity()
+            await take_over_identity(node)
             await self._send(self._speaker.heartbeat(node.work.active))
             node.outbox.settle()
-
-    async def _take_over_identity(self) -> None:
-        """Another program may have renewed our token or rotated our key."""
-        node = self._node
-        seen = await in_thread(node.folder.signature)
-        if seen == node.keyring.seen:
-            return
-        try:
-            found = await in_thread(lambda: identity.load(node.folder, node.configuration.current))
-        except FleetplaneError as error:
-            node.log.warning("identity_not_read", error=error.message)
-            return
-        node.keyring.current, node.keyring.seen = found, seen
-        node.log.info("identity_taken_over")
 
     async def _look_again(self) -> None:
         while True:
