@@ -1,0 +1,162 @@
+"""`aegis.cluster.v1.NodeClusterService`: parse, call, answer.
+
+Which methods this server serves depends on its role: a worker takes no edge daemons, and a relay
+forwards no executions. Who calls is proven inside each request, by signature and token; only the
+operators' method is behind a bearer token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from fleetplane.domains.edge import wire
+from fleetplane.domains.edge.access import TENANT_HEADERS, Caller, acting_for
+from fleetplane.domains.edge.addresses import FORWARDED_FIELD, caller_address, networks
+from fleetplane.domains.edge.challenges import Candidate
+from fleetplane.domains.edge.enrollments import Enrollments
+from fleetplane.domains.edge.enrolment import Enrolment
+from fleetplane.domains.edge.identity_policy import IdentityPolicy
+from fleetplane.domains.edge.kinds import PUBLIC_KEY_BYTES, check_uuid
+from fleetplane.domains.edge.ports import EdgeStreams
+from fleetplane.domains.edge.rotation import Rotation
+from fleetplane.domains.edge.wellknown import timestamp_of
+from fleetplane.domains.edge.worker_service import ROLES, WorkerService, address_of, tags_of
+from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
+from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.rpc import CallContext
+from fleetplane.web.routes import Headers
+from fleetplane.web.times import spelled
+
+TOKEN_LIMIT = 8192
+"""Characters of any token in a request."""
+
+
+class NodeClusterService:
+    def __init__(
+        self,
+        *,
+        policy: IdentityPolicy,
+        enrolment: Enrolment,
+        enrollments: Enrollments,
+        rotation: Rotation,
+        workers: WorkerService,
+        streams: EdgeStreams,
+        server_public_key: bytes,
+    ) -> None:
+        self._policy = policy
+        self._enrolment = enrolment
+        self._enrollments = enrollments
+        self._rotation = rotation
+        self._streams = streams
+        self._server_public_key = server_public_key
+        self._trusted = networks(policy.trusted_proxies)
+        self.RegisterNode = workers.RegisterNode
+        self.Heartbeat = workers.Heartbeat
+        self.DeregisterNode = workers.DeregisterNode
+        self.RouteExecution = workers.RouteExecution
+        self.ForwardExecution = workers.ForwardExecution
+        self.SyncConfig = workers.SyncConfig
+        self.PushConfig = workers.PushConfig
+        self.ListPeers = workers.ListPeers
+
+    # Joining.
+
+    async def AttestNode(self, request: pb.AttestNodeRequest, context: CallContext) -> pb.AttestNodeResponse:
+        if request.role == pb.NODE_ROLE_EDGE:
+            self._policy.role.require_edges()
+            self._enrolment.pay(self._address(context))
+        challenge = self._enrolment.attest(_candidate(request))
+        return pb.AttestNodeResponse(
+            challenge_nonce=challenge.nonce,
+            challenge_id=challenge.challenge_id,
+            server_public_key=self._server_public_key,
+        )
+
+    async def ChallengeNode(
+        self, request: pb.ChallengeNodeRequest, _context: CallContext
+    ) -> pb.ChallengeNodeResponse:
+        token = request.enrollment_token if request.HasField("enrollment_token") else None
+        issued = await self._enrolment.answer(
+            check_uuid(request.challenge_id, field="challenge_id"),
+            check_uuid(request.node_id, field="node_id"),
+            signature=request.challenge_signature,
+            enrollment_token=token,
+        )
+        return pb.ChallengeNodeResponse(
+            node_security_token=issued.token,
+            expires_at=timestamp_of(issued.expires_at_ns),
+            server_public_key=self._server_public_key,
+        )
+
+    def _address(self, context: CallContext) -> str:
+        forwarded = [
+            value
+            for name, value in context.invocation_metadata()
+            if name == FORWARDED_FIELD and isinstance(value, str)
+        ]
+        return caller_address(context.connection.address, forwarded, self._trusted)
+
+    async def IssueEnrollmentToken(
+        self, request: pb.IssueEnrollmentTokenRequest, context: CallContext
+    ) -> pb.IssueEnrollmentTokenResponse:
+        self._policy.role.require_edges()
+        fields = {name.encode(): context.field(name.encode()) for name in TENANT_HEADERS}
+        headers = Headers({name: value for name, value in fields.items() if value is not None})
+        tenant = acting_for(Caller(principal=context.principal), headers)
+        made = await self._enrollments.issue(tenant, request.issued_to, actor=context.principal.name)
+        return pb.IssueEnrollmentTokenResponse(
+            token=made.token,
+            expires_at=spelled(made.expires_at_ns),
+            controller_endpoint=made.controller_endpoint,
+            qr_payload=made.qr_payload,
+            command_hint=made.command_hint,
+        )
+
+    # Edge daemons.
+
+    async def ConnectEdge(self, requests: AsyncIterator[bytes], context: CallContext) -> None:
+        self._policy.role.require_edges()
+        await self._streams.connect(requests, context)
+
+    async def RotateEdgeKey(
+        self, request: pb.RotateEdgeKeyRequest, context: CallContext
+    ) -> pb.RotateEdgeKeyResponse:
+        self._policy.role.require_edges()
+        rotated = await self._rotation.rotate(request)
+        stated, agent = context.field(wire.DIALECT_FIELD.encode()), context.field(b"user-agent")
+        told = wire.dialect_of_caller(_text(stated), _text(agent))
+        return wire.rotation_response(
+            rotated.dialect(told),
+            token=rotated.issued.token,
+            issued_at_ns=rotated.issued.issued_at_ns,
+            expires_at_ns=rotated.issued.expires_at_ns,
+            overlap_seconds=rotated.overlap_seconds,
+        )
+
+
+def _candidate(request: pb.AttestNodeRequest) -> Candidate:
+    node_id = check_uuid(request.node_id, field="node_id")
+    role = ROLES.get(request.role)
+    if role is None and request.role != pb.NODE_ROLE_EDGE:
+        raise InvalidArgument("a node has one of the known roles", field="role")
+    if not request.HasField("capabilities"):
+        raise InvalidArgument("capabilities must be there, if only empty", field="capabilities")
+    if len(request.public_key) != PUBLIC_KEY_BYTES:
+        raise InvalidArgument(
+            f"a public key has {PUBLIC_KEY_BYTES} bytes, not {len(request.public_key)}", field="public_key"
+        )
+    if len(request.enrolment_token) > TOKEN_LIMIT:
+        raise InvalidArgument(f"at most {TOKEN_LIMIT} characters", field="enrolment_token")
+    return Candidate(
+        node_id=node_id,
+        public_key=request.public_key,
+        role=role,
+        capabilities=wire.resources_of(request.capabilities),
+        tags=tags_of(request.capabilities),
+        grpc_address=address_of(request.grpc_address),
+        enrolment_token=request.enrolment_token,
+    )
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode("latin-1")
