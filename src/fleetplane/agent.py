@@ -11,12 +11,17 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import structlog
 
 from fleetplane import logs
+from fleetplane.domains.edge.agent.assembly import Parts, Reach
+from fleetplane.domains.edge.agent.assembly import assemble as assemble_edge
+from fleetplane.domains.edge.agent.state import StateFolder
+from fleetplane.domains.edge.agent.tools import registry as edge_tools
 from fleetplane.domains.gpus.agent.library import Library, NvmlLibrary
 from fleetplane.domains.gpus.agent.link import DeviceLink
 from fleetplane.domains.gpus.agent.provider import Provider, ProviderPolicy
@@ -47,6 +52,7 @@ from fleetplane.gen.nxmesh.agent.v1 import agent_pb2
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import SettingsError
+from fleetplane.settings import Settings
 
 SIMULATED_ENUMERATION_SECONDS = 60.0
 """Simulated GPUs are looked at anew so that a demonstration also shows them recover."""
@@ -348,3 +354,49 @@ def _alone_in(paths: Paths) -> Iterator[None]:
         except OSError as error:
             raise SettingsError(f"another agent works in {paths.state}") from error
         yield
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeAgentSettings:
+    state_dir: Path
+    user_config: Path | None = None
+    """A configuration that other programs share; the state directory's goes before it."""
+    reach: Reach = field(default_factory=Reach)
+    tolerate_unsigned: bool = False
+    """Obey a server that gives no proof though its key is known. A wrong proof is never obeyed."""
+    grace_seconds: float = 10.0
+    """For running commands, after SIGTERM."""
+    log_format: str = "text"
+    log_level: str = "info"
+
+
+async def run_edge_agent(settings: EdgeAgentSettings) -> None:
+    """Serve this machine until SIGTERM, SIGINT or the server's word; SIGHUP reads the configuration anew."""
+    logs.configure(level=settings.log_level, log_format=settings.log_format)
+    log: structlog.typing.FilteringBoundLogger = structlog.get_logger().bind(agent="edge")
+    folder = StateFolder(settings.state_dir.absolute())
+    with folder.alone():
+        parts = Parts(
+            folder=folder,
+            tools=edge_tools.load(),
+            environment=Settings().inherited,
+            clock=SystemClock(),
+            log=log,
+            user_config=settings.user_config,
+            tolerate_unsigned=settings.tolerate_unsigned,
+            reach=settings.reach,
+        )
+        made = await asyncio.to_thread(assemble_edge, parts)
+        leave = partial(
+            made.leaving.ask, grace_seconds=settings.grace_seconds, reason="the daemon is stopped"
+        )
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, leave)
+        loop.add_signal_handler(signal.SIGHUP, made.daemon.reload)
+        log.info("agent_started", version=version("fleetplane"), state=str(folder.root))
+        try:
+            await made.daemon.run()
+        finally:
+            made.journal.close()
+    log.info("agent_stopped")

@@ -69,6 +69,10 @@ def _mode(name: str, variable: str, default: str) -> Callable[[F], F]:
 
 class Agents(LazyGroup):
     entries: ClassVar[Mapping[str, Entry]] = {
+        "edge": Entry(
+            target="fleetplane.cli.agent_edge:edge",
+            help="Serve this machine from behind NAT: run tools as its owner allows.",
+        ),
         "proxy": Entry(
             target="fleetplane.cli.agent_proxy:proxy",
             help="Drive this machine's NGINX as the server wants it served.",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
-import grpc
 from edge_daemon_rig import configure, edge_section, enrolled, running
-from edge_server_double import TENANT, EdgeServerDouble, edge_server, until
+from edge_server_double import EdgeServerDouble, edge_server, until
 
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 
