@@ -29,12 +29,19 @@ OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 """How this machine is always called by itself."""
 
 
+WEB_IDLE_SECONDS = 120.0
+"""How long a browser's or script's connection is held for its next request. Agents' have no such end:
+a channel that is idle between calls is normal for them, and there are as many as there are agents."""
+
+
 def web(settings: Settings, app: OpsApp, authority: Authority) -> ListenerSpec:
     """HTTP on loopback; TLS as soon as one of its addresses lies elsewhere."""
     addresses = settings.listeners.web.addresses
     remote = [address for address in addresses if not is_local(address)]
     tls = ephemeral_tls(authority, remote) if remote else None
-    return ListenerSpec(name="web", addresses=addresses, app=app, tls=tls, http1=True)
+    return ListenerSpec(
+        name="web", addresses=addresses, app=app, tls=tls, http1=True, idle_seconds=WEB_IDLE_SECONDS
+    )
 
 
 def grpc(

@@ -71,6 +71,11 @@ class ListenerSpec:
     http1: bool = False
     connections: int = CONNECTIONS
     """Held at once; see `descriptors`."""
+    idle_seconds: float = _NEVER
+    """After which a connection without a request, or a request's body that stands still, is given up.
+
+    Streams and WebSockets may be quiet for as long as they like, whatever this says.
+    """
 
 
 class Listener:
@@ -261,9 +266,9 @@ def server_config(spec: ListenerSpec, sockets: list[BoundSocket], *, grace_secon
         websocket_ping_interval=WEBSOCKET_PING_SECONDS,
         websocket_ping_timeout=WEBSOCKET_PING_SECONDS,
         timeout_graceful_shutdown=grace_seconds,
-        # A watch may be quiet for days, and its channel idle between calls: neither is a fault.
-        timeout_keep_alive=_NEVER,
-        timeout_request_body_idle=_NEVER,
+        timeout_keep_alive=spec.idle_seconds,
+        timeout_request_body_idle=spec.idle_seconds,
+        # A watch may be quiet for days: that is no fault.
         h2_timeout_response_stall=_NEVER,
         # Counted from the first pending byte however fast the rest flows, so it would end busy
         # watches over slow links too. A reader that stands still meets DEAD_PEER_SECONDS instead.
