@@ -1,7 +1,7 @@
 """How a board comes to have an identity here, keeps it and gets it back.
 
     it shows                                   it is                        it gets
-    its certificate                            the board in it              an update; for a CSR a new certificate
+    its certificate                            the board in it              an update; a certificate if asked
     a join token, unknown hardware             a new board                  a record and a certificate
     a join token, hardware without a key       written down before          that record and a certificate
     a join token, hardware with another key    perhaps the board            a place in the queue for approval

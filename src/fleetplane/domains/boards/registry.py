@@ -36,10 +36,16 @@ Step = Callable[[BoardStatus, int], BoardStatus]
 """From a status and the time to the next status."""
 
 
+DeletionGuard = Callable[[Draft, int], None]
+"""Raises `FailedPrecondition` for a board that must not be deleted yet; part of the transaction, pure."""
+
+
 class Boards:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.numbers = Numbers(store, "board")
+        self.deletion_guards: list[DeletionGuard] = []
+        """Asked before a board is forgotten, by those who keep things that hang on it."""
         self._listed: tuple[Sequence[Board], Sequence[Board]] = ((), ())
 
     def __repr__(self) -> str:
@@ -169,16 +175,13 @@ class Boards:
         )
         return done.value
 
-    async def delete(self, number: int, *, actor: str, also: Callable[[Draft], None] | None = None) -> Board:
-        """Forget a board; its name, hardware address and serial are free again.
-
-        `also` may refuse, because something still hangs on the board.
-        """
+    async def delete(self, number: int, *, actor: str) -> Board:
+        """Forget a board; its name, hardware address and serial are free again."""
 
         def change(draft: Draft) -> Board:
             board = _present(draft.get(BOARD, SCOPE, str(number)), number, "id")
-            if also is not None:
-                also(draft)
+            for guard in self.deletion_guards:
+                guard(draft, number)
             for key, value in _claims(board.spec):
                 draft.release(BOARD, SCOPE, key, value, board.name)
             return draft.delete(BOARD, SCOPE, board.name)

@@ -1,0 +1,182 @@
+"""The methods of `pi_controller.PiControllerService` about nodes.
+
+Agents call some of them for themselves, operators all of them for any board. What an original
+agent needs is kept exactly: ALREADY_EXISTS for a board that is known, itself on the first page of
+the list, and an update full of blanks that does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from fleetplane.domains.boards import credentials, rules, wire
+from fleetplane.domains.boards.callers import Callers
+from fleetplane.domains.boards.controller import BoardController, Word
+from fleetplane.domains.boards.kinds import Board, BoardState, BoardStatus, number_of
+from fleetplane.domains.boards.paging import page_of
+from fleetplane.domains.boards.ports import Provisioner, ProvisioningAction, ProvisioningOrder
+from fleetplane.domains.boards.presence import Presence
+from fleetplane.domains.boards.registry import Boards, Came, status_of
+from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
+from fleetplane.kernel.errors import AlreadyExists, InvalidArgument
+from fleetplane.kernel.identity.revocation import Revocations
+from fleetplane.rpc import CallContext
+
+DevicesOf = Callable[[int], Iterable[pi.GPIODevice]]
+"""The pins of a board, for whoever asks for the board."""
+
+
+class NodeView:
+    """A board as it is shown, with what is known only in memory."""
+
+    def __init__(self, presence: Presence, devices_of: DevicesOf | None = None) -> None:
+        self._presence = presence
+        self.devices_of: DevicesOf = devices_of or (lambda _board: ())
+
+    def node(self, board: Board, *, with_devices: bool = False) -> pi.Node:
+        devices = self.devices_of(number_of(board)) if with_devices else ()
+        return wire.node(board, last_seen_ns=self._presence.last_seen_ns(board), devices=devices)
+
+
+class NodeMethods:
+    def __init__(
+        self,
+        *,
+        boards: Boards,
+        callers: Callers,
+        controller: BoardController,
+        view: NodeView,
+        provisioner: Provisioner,
+        revocations: Revocations,
+        agent_port: int,
+    ) -> None:
+        self._boards = boards
+        self._callers = callers
+        self._controller = controller
+        self._view = view
+        self._provisioner = provisioner
+        self._revocations = revocations
+        self._agent_port = agent_port
+
+    async def CreateNode(self, request: pi.CreateNodeRequest, context: CallContext) -> pi.Node:
+        certified = credentials.board_of(context.principal)
+        if certified is not None:
+            raise AlreadyExists(f"this is board {certified}", details={"board": str(certified)})
+        facts, actor = wire.created_facts(request), context.principal.name
+        if not self._callers.is_plain(context):
+            return self._view.node(await self._boards.create(facts, actor=actor))
+        await self._boards.up_to_date()
+        try:
+            board = await self._boards.create(facts, actor=actor, came=self._came(facts, context))
+        except AlreadyExists as error:
+            # It will look for itself in the list next: remember which one it is.
+            if (known := error.details.get("board")) is not None:
+                self._callers.bind(context, int(known))
+            raise
+        self._callers.bind(context, board)
+        self._controller.came(board)
+        return self._view.node(board)
+
+    async def GetNode(self, request: pi.GetNodeRequest, _context: CallContext) -> pi.Node:
+        await self._boards.up_to_date()
+        return self._view.node(self._boards.require(request.id), with_devices=True)
+
+    async def ListNodes(self, request: pi.ListNodesRequest, context: CallContext) -> pi.ListNodesResponse:
+        state = wire.state(request.status) if request.HasField("status") else None
+        await self._boards.up_to_date()
+        found: Sequence[Board] = self._boards.all()
+        if request.HasField("cluster_id"):
+            found = [board for board in found if (board.spec.cluster_id or 0) == request.cluster_id]
+        if state is not None:
+            found = [board for board in found if status_of(board).state is state]
+        if self._callers.is_agent(context):
+            found = self._own_first(found, context)
+        page = page_of(found, page=request.page, page_size=request.page_size)
+        return pi.ListNodesResponse(nodes=[self._view.node(board) for board in page], total_count=len(found))
+
+    def _own_first(self, found: Sequence[Board], context: CallContext) -> Sequence[Board]:
+        """Agents look for themselves on the first page only, by their address."""
+        own = credentials.board_of(context.principal) or self._callers.presence.behind(
+            context.listener, context.peer()
+        )
+        address = context.connection.address
+
+        def distance(board: Board) -> int:
+            if number_of(board) == own:
+                return 0
+            return 1 if board.spec.ip_address == address else 2
+
+        return sorted(found, key=distance)  # stable: by number among equals
+
+    async def UpdateNode(self, request: pi.UpdateNodeRequest, context: CallContext) -> pi.Node:
+        facts = wire.updated_facts(request)
+        state = wire.state(request.status) if request.HasField("status") else None
+        actor = context.principal.name
+        if not self._callers.is_agent(context):
+            _require_id(request.id)
+            board = await self._boards.update(request.id, facts, actor=actor, declared=state)
+            return self._view.node(board)
+        await self._boards.up_to_date()
+        number = self._callers.speaking_for(context, request.id)
+        self._callers.bind(context, number)
+        if wire.is_registration(request) and state in (None, BoardState.READY):
+            board = await self._came_again(number, facts, context)
+        else:
+            word = Word(state=state, facts=facts.of_machine())
+            board = await self._controller.heard(number, word, actor=actor)
+        return self._view.node(board)
+
+    async def _came_again(self, number: int, facts: rules.Facts, context: CallContext) -> Board:
+        came = self._came(facts, context)
+
+        def step(status: BoardStatus, now_ns: int) -> BoardStatus:
+            return rules.registered(came.noted(status), now_ns=now_ns)
+
+        board = await self._boards.hear(number, step, facts=facts, actor=context.principal.name)
+        self._controller.came(board)
+        return board
+
+    def _came(self, facts: rules.Facts, context: CallContext) -> Came:
+        return Came(
+            address=facts.ip_address or context.connection.address,
+            port=self._agent_port,
+            plaintext=self._callers.is_plain(context),
+        )
+
+    async def DeleteNode(self, request: pi.DeleteNodeRequest, context: CallContext) -> pi.DeleteNodeResponse:
+        _require_id(request.id)
+        actor = context.principal.name
+        board = await self._boards.delete(request.id, actor=actor)
+        # Its certificate is refused already, because the board is gone; this ends what is open with it.
+        await self._revocations.revoke(
+            principal=credentials.principal_of(request.id), reason="the board was deleted", actor=actor,
+            expires_at_ns=status_of(board).certificate_expires_at_ns,
+        )  # fmt: skip
+        return pi.DeleteNodeResponse(success=True)
+
+    async def ProvisionNode(
+        self, request: pi.ProvisionNodeRequest, context: CallContext
+    ) -> pi.ProvisionNodeResponse:
+        _require_id(request.id)
+        self._boards.require(request.id)
+        order = ProvisioningOrder(
+            action=ProvisioningAction.PROVISION,
+            board_id=request.id,
+            cluster_id=request.cluster_id or None,
+        )
+        answer = await self._provisioner.request(order, actor=context.principal.name)
+        return pi.ProvisionNodeResponse(success=answer.success, message=answer.message)
+
+    async def DeprovisionNode(
+        self, request: pi.DeprovisionNodeRequest, context: CallContext
+    ) -> pi.DeprovisionNodeResponse:
+        _require_id(request.id)
+        self._boards.require(request.id)
+        order = ProvisioningOrder(action=ProvisioningAction.DEPROVISION, board_id=request.id)
+        answer = await self._provisioner.request(order, actor=context.principal.name)
+        return pi.DeprovisionNodeResponse(success=answer.success, message=answer.message)
+
+
+def _require_id(number: int) -> None:
+    if not number:
+        raise InvalidArgument("id is required", field="id")

@@ -1,0 +1,152 @@
+"""The methods of `pi_controller.PiControllerService` about the server itself, and the agents' heartbeat."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import platform
+from collections.abc import AsyncIterator, Awaitable
+
+import psutil
+
+from fleetplane.domains.boards import credentials, samples, wire
+from fleetplane.domains.boards.callers import Callers
+from fleetplane.domains.boards.controller import BoardController, Word
+from fleetplane.domains.boards.ports import MetricsIntake
+from fleetplane.domains.boards.registry import Boards
+from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import Conflict, InvalidArgument, NotFound, PermissionDenied, Unauthenticated
+from fleetplane.kernel.sessions import REVOKED, Session, Sessions
+from fleetplane.rpc import CallContext
+
+METRICS_STREAM = "metrics"
+
+
+class SystemMethods:
+    def __init__(
+        self,
+        *,
+        boards: Boards,
+        callers: Callers,
+        controller: BoardController,
+        intake: MetricsIntake,
+        sessions: Sessions,
+        clock: Clock,
+        version: str,
+    ) -> None:
+        self._boards = boards
+        self._callers = callers
+        self._controller = controller
+        self._intake = intake
+        self._sessions = sessions
+        self._clock = clock
+        self._version = version
+        self._started = clock.monotonic()
+
+    async def Health(self, _request: pi.HealthRequest, context: CallContext) -> pi.HealthResponse:
+        """Says how the server is; whoever asks is alive."""
+        number = self._callers.itself(context)
+        if number is not None and self._boards.get(number) is not None:
+            await self._controller.heard(number, Word(), actor=context.principal.name)
+        return pi.HealthResponse(
+            status="ok",
+            timestamp=wire.moment(self._clock.now_ns()),
+            version=self._version,
+            uptime=self._uptime(),
+        )
+
+    async def GetSystemInfo(
+        self, _request: pi.SystemInfoRequest, _context: CallContext
+    ) -> pi.SystemInfoResponse:
+        """The fields are named for another runtime; ours answers with what comes nearest."""
+        memory = psutil.Process().memory_info()
+        return pi.SystemInfoResponse(
+            go_version=f"python {platform.python_version()}",
+            go_os=platform.system().lower(),
+            go_arch=platform.machine(),
+            cpu_count=os.cpu_count() or 0,
+            goroutines=len(asyncio.all_tasks()),
+            memory=pi.MemoryInfo(alloc=memory.rss, sys=memory.vms, heap_objects=sum(gc.get_count())),
+            gc=pi.GCInfo(num_gc=sum(generation["collections"] for generation in gc.get_stats())),
+            timestamp=wire.moment(self._clock.now_ns()),
+            uptime=self._uptime(),
+        )
+
+    async def StreamAgentMetrics(
+        self, requests: AsyncIterator[pi.AgentMetricsRequest], context: CallContext
+    ) -> pi.StreamAgentMetricsResponse:
+        identity = credentials.presented(context.connection)
+        first = await anext(requests, None)
+        if first is None:
+            return pi.StreamAgentMetricsResponse(success=True, message="no samples")
+        number = self._board_of(first, context)
+        session: Session[None] = self._sessions.open(
+            str(number), METRICS_STREAM, limit=1, principal=context.principal.name,
+            serial=identity.serial if identity is not None else None,
+        )  # fmt: skip
+        with session:
+            taken = await _until_closed(session, self._take_all(number, first, requests, context))
+        return pi.StreamAgentMetricsResponse(success=True, message=f"{taken} samples")
+
+    async def _take_all(
+        self,
+        number: int,
+        first: pi.AgentMetricsRequest,
+        requests: AsyncIterator[pi.AgentMetricsRequest],
+        context: CallContext,
+    ) -> int:
+        await self._take(number, first, context)
+        taken = 1
+        async for request in requests:
+            if self._board_of(request, context) != number:
+                raise InvalidArgument("node_id changed within the stream", field="node_id")
+            await self._take(number, request, context)
+            taken += 1
+        return taken
+
+    async def _take(self, number: int, request: pi.AgentMetricsRequest, context: CallContext) -> None:
+        await self._controller.heard(number, Word(), actor=context.principal.name)
+        if request.HasField("metrics"):
+            self._intake.metrics(number, samples.of_nested(request.metrics, at_ns=self._clock.now_ns()))
+
+    def _board_of(self, request: pi.AgentMetricsRequest, context: CallContext) -> int:
+        """By number or by name, or as the connection has it."""
+        said = request.node_id
+        if not said:
+            return self._callers.speaking_for(context, 0, field="node_id")
+        if said.isascii() and said.isdecimal() and len(said) <= 10:
+            return self._callers.speaking_for(context, int(said), field="node_id")
+        board = self._boards.holder("name", said)
+        if board is None:
+            if credentials.board_of(context.principal) is not None:
+                raise PermissionDenied("node_id is not that of the certificate", field="node_id")
+            raise NotFound(f"no board is named {said[:64]!r}", field="node_id")
+        return self._callers.speaking_for(context, int(board.name), field="node_id")
+
+    def _uptime(self) -> str:
+        seconds = int(self._clock.monotonic() - self._started)
+        hours, minutes = seconds // 3600, seconds // 60 % 60
+        return f"{hours}h{minutes}m{seconds % 60}s" if hours else f"{minutes}m{seconds % 60}s"
+
+
+async def _until_closed(session: Session[None], work: Awaitable[int]) -> int:
+    """What the work comes to, unless the session is closed first: by a revocation or a newer stream."""
+    loop = asyncio.get_running_loop()
+    ended = session.closed
+    try:
+        async with asyncio.timeout(None) as patience:
+
+            def end(_: object) -> None:
+                patience.reschedule(loop.time())
+
+            ended.add_done_callback(end)
+            try:
+                return await work
+            finally:
+                ended.remove_done_callback(end)
+    except TimeoutError:
+        if session.reason == REVOKED:
+            raise Unauthenticated("the certificate was revoked", details={"cause": "revoked"}) from None
+        raise Conflict(f"the stream was ended: {session.reason}") from None
