@@ -15,8 +15,10 @@ from instances_lab import CONFIG_PATH, TENANT, document
 
 from fleetplane.domains.instances import rules
 from fleetplane.domains.instances.domain import BLUEPRINT
+from fleetplane.domains.instances.downloads import Downloads
 from fleetplane.domains.instances.files import Addresses, FileMaker, Secrets
 from fleetplane.domains.instances.groups import Groups, GroupView, SilencePolicy
+from fleetplane.domains.instances.images import Images
 from fleetplane.domains.instances.kinds import Instance, InstanceStatus
 from fleetplane.domains.instances.machinery import Machinery
 from fleetplane.domains.instances.providers.contract import ProviderContext
@@ -157,6 +159,8 @@ async def rig(
     *,
     clock: VirtualClock | None = None,
     provider: MockProvider | None = None,
+    downloads: Downloads | None = None,
+    machine: str = "",
     **policy: float,
 ) -> AsyncIterator[Rig]:
     """`policy`: what the server's settings say about silence."""
@@ -184,13 +188,15 @@ async def rig(
         mock = provider or MockProvider(ProviderContext(clock=clock, state_directory=folder / "mock"))
         errors: list[tuple[str, str, str, str]] = []
         gone: list[str] = []
+        images = Images(clock)
         files = FileMaker(
             objects=objects, secrets=Secrets(objects, master), authority=authority, addresses=Addresses,
-            now_ns=clock.now_ns,
+            now_ns=clock.now_ns, images=images.ids,
         )  # fmt: skip
         machinery = Machinery(
             store=store, instances=instances, groups=groups, reports=reports, files=files, provider=mock,
-            nonces=nonces, authority=authority, addresses=Addresses, clock=clock,
+            nonces=nonces, authority=authority, addresses=Addresses, clock=clock, images=images,
+            downloads=downloads or Downloads(objects, clock), machine=machine,
             complain=lambda *told: errors.append(told), gone=lambda one: gone.append(one.name),
         )  # fmt: skip
         async with asyncio.TaskGroup() as tasks:

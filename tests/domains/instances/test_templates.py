@@ -229,7 +229,7 @@ def test_the_data_has_the_documented_fields_and_the_nonce_only_when_given() -> N
     fields = node(ip4="10.0.0.9").mapping()
 
     assert {name: sorted(part) for name, part in fields.items() if isinstance(part, Fields)} == {
-        "Instance": ["Arch", "FQDN", "Hostname", "ID", "IP4", "IP6", "Kind", "Type"],
+        "Instance": ["Arch", "FQDN", "Hostname", "ID", "IP4", "IP6", "Kind", "ReportInterval", "Type"],
         "Cluster": ["CACert", "ID"],
         "Server": ["AgentAddr", "OperatorAddr", "RegistrationAddr", "Shard"],
         "Provider": ["Kind", "Region", "Zone"],

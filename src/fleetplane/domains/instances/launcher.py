@@ -7,8 +7,6 @@ the machine already holds that nonce, and no other would let its agent in.
 
 from __future__ import annotations
 
-import base64
-import gzip
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -18,13 +16,16 @@ from fleetplane.domains.instances import credentials, ids
 from fleetplane.domains.instances.configuration import Configuration, rendering
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
 from fleetplane.domains.instances.credentials import ClientRole
+from fleetplane.domains.instances.downloads import Downloads
 from fleetplane.domains.instances.files import Addresses, FileMaker
 from fleetplane.domains.instances.groups import Groups, GroupView
 from fleetplane.domains.instances.guarded import GuardedProvider
+from fleetplane.domains.instances.images import Images
 from fleetplane.domains.instances.kinds import Drain, Instance, InstanceSpec, InstanceStatus
 from fleetplane.domains.instances.providers.contract import Created, CreateRequest
 from fleetplane.domains.instances.registry import SERVER, Instances, tenant_of
 from fleetplane.domains.instances.rules import Cause
+from fleetplane.domains.instances.userdata import user_data
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
     FailedPrecondition,
@@ -38,6 +39,8 @@ from fleetplane.kernel.identity.signing import SigningKeys
 
 NS = 1_000_000_000
 JTI_BYTES = 16
+SPOT_REPORT_SECONDS = 10.0
+"""Between reports of machines that may be taken away: of two minutes' notice at most a twelfth is lost."""
 SPREAD_SECONDS = 1.0
 """How old a count of who is in which subnet may be: it only spreads instances, it promises nothing."""
 
@@ -53,6 +56,8 @@ class Launcher:
         authority: Authority,
         files: FileMaker,
         addresses: Callable[[], Addresses],
+        images: Images,
+        downloads: Downloads,
         clock: Clock,
     ) -> None:
         self._instances = instances
@@ -62,6 +67,8 @@ class Launcher:
         self._authority = authority
         self._files = files
         self._addresses = addresses
+        self._images = images
+        self._downloads = downloads
         self._clock = clock
         self._next_creation = clock.monotonic()
         self._spread: dict[str, tuple[float, Counter[str]]] = {}
@@ -98,6 +105,7 @@ class Launcher:
             vars=dict(variables or {}),
             infra_hash=view.infra_hash,
             runtime_hash=view.runtime_hash,
+            provider=self._provider.kind,
         )
         status = self._with_nonce(
             name, group.tenant, spec, configuration,
@@ -119,7 +127,7 @@ class Launcher:
         if view is None:
             raise FailedPrecondition(f"group {instance.spec.group!r} is gone")
         try:
-            created = await self._provider.create_instance(self._request(instance, view))
+            created = await self._provider.create_instance(await self._request(instance, view))
         except FleetplaneError as error:
             await self._instances.note_error(tenant, name, error.message)
             raise
@@ -173,10 +181,17 @@ class Launcher:
 
     # The request.
 
-    def _request(self, instance: Instance, view: GroupView) -> CreateRequest:
+    async def _request(self, instance: Instance, view: GroupView) -> CreateRequest:
         configuration, addresses = self._groups.required(), self._addresses()
+        await self._images.refresh(self._provider, configuration)
         assert instance.status is not None
         nonce = self._nonce(instance.name, tenant_of(instance), instance.spec, instance.status)
+        data = self._files.data(configuration, view.group, instance)
+        args = {key: rendering.render_json(value, data) for key, value in view.group.args.items()}
+        interval = self._report_interval(configuration, args)
+        script = await user_data(
+            view.group.userdata, self._downloads, data, nonce=nonce, report_interval_seconds=interval
+        )
         return CreateRequest(
             cluster=instance.spec.cluster,
             shard=instance.spec.shard,
@@ -187,38 +202,20 @@ class Launcher:
             instance_id=instance.name,
             instance_type=instance.spec.instance_type,
             subnet=instance.spec.subnet,
-            user_data=self._user_data(configuration, view.group, instance, nonce),
+            user_data=script,
             nonce=nonce,
-            ca_certificate=self._authority.certificate_pem.decode(),
-            args=self._args(configuration, view.group, instance),
+            ca_certificate=self._authority.trust_pem.decode(),
+            args=args,
             registration_address=addresses.registration,
             agent_address=addresses.agent,
+            report_interval_seconds=interval,
         )
 
-    def _args(
-        self, configuration: Configuration, group: EffectiveGroup, instance: Instance
-    ) -> Mapping[str, object]:
-        data = self._files.data(configuration, group, instance)
-        return {key: rendering.render_json(value, data) for key, value in group.args.items()}
-
-    def _user_data(
-        self, configuration: Configuration, group: EffectiveGroup, instance: Instance, nonce: str
-    ) -> bytes:
-        userdata = group.userdata
-        if userdata is None:
-            return b""
-        if userdata.is_url:
-            raise FailedPrecondition("userdata from a URL is not fetched by this server; write it inline")
-        data = self._files.data(configuration, group, instance, nonce=nonce)
-        text = rendering.render_text(userdata.content, data).encode()
-        match userdata.coding:
-            case "base64":
-                return base64.b64encode(text)
-            case "gzip":
-                return gzip.compress(text, mtime=0)
-            case "base64+gzip":
-                return base64.b64encode(gzip.compress(text, mtime=0))
-        return text
+    def _report_interval(self, configuration: Configuration, args: Mapping[str, object]) -> float:
+        """Shorter for machines that may be taken away: the notice of it comes with a report."""
+        if not self._provider.is_spot(args):
+            return 0.0
+        return min(SPOT_REPORT_SECONDS, configuration.shard.health_check_interval_seconds)
 
     async def _subnet(self, group: EffectiveGroup) -> str:
         """The least used subnet of the group's pool that still has room."""

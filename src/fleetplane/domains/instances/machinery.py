@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 
 import structlog
 
 from fleetplane.domains.instances.balancers import Balancers
 from fleetplane.domains.instances.controller import GroupController
+from fleetplane.domains.instances.downloads import Downloads
 from fleetplane.domains.instances.files import Addresses, FileMaker
 from fleetplane.domains.instances.groups import Groups
 from fleetplane.domains.instances.guarded import GuardedProvider
+from fleetplane.domains.instances.images import Images
 from fleetplane.domains.instances.kinds import Instance
 from fleetplane.domains.instances.launcher import Launcher
+from fleetplane.domains.instances.leader import LeaderAddress
 from fleetplane.domains.instances.observations import Observations
-from fleetplane.domains.instances.providers import registry as providers
-from fleetplane.domains.instances.providers.contract import Provider, ProviderContext
+from fleetplane.domains.instances.providers.contract import Provider
 from fleetplane.domains.instances.registry import Instances
 from fleetplane.domains.instances.reports import Reports
 from fleetplane.domains.instances.work import ErrorSink, Parts
@@ -26,12 +27,15 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.signing import SigningKeys
+from fleetplane.kernel.reconcile import Reconciler
 from fleetplane.kernel.store import Store
 
 log = structlog.get_logger(__name__)
 
 START_RETRY = Backoff(first_seconds=1.0, ceiling_seconds=60.0)
 """Between tries at a provider that cannot be had or does not start."""
+IMAGES_SECONDS = 60.0
+"""Between looks at which images are due to be looked up; for how long each is good is configured."""
 RECHECKS_LIMIT = 1024
 """Instances asked about at a time because their agents went away; the regular look finds the rest."""
 
@@ -49,12 +53,16 @@ class Machinery:
         nonces: SigningKeys,
         authority: Authority,
         addresses: Callable[[], Addresses],
+        images: Images,
+        downloads: Downloads,
+        machine: str = "",
         clock: Clock,
         complain: ErrorSink,
         gone: Callable[[Instance], None],
     ) -> None:
+        """`machine` is the provider's id of the machine that this server runs on, if that matters."""
         self.provider = provider
-        guarded = GuardedProvider(provider)
+        self._guarded = guarded = GuardedProvider(provider)
         self.observations = Observations(guarded, clock)
         self.launcher = Launcher(
             instances=instances,
@@ -64,8 +72,11 @@ class Machinery:
             authority=authority,
             files=files,
             addresses=addresses,
+            images=images,
+            downloads=downloads,
             clock=clock,
         )
+        self.leader = LeaderAddress(guarded, groups, store, clock, machine=machine)
         self.controller = GroupController(
             Parts(
                 store=store,
@@ -82,6 +93,8 @@ class Machinery:
             )
         )
         self._clock = clock
+        self._groups = groups
+        self._images = images
         self._rechecks: set[str] = set()
         self._tasks: asyncio.TaskGroup | None = None
 
@@ -95,9 +108,21 @@ class Machinery:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 self._tasks.create_task(self.controller.run())
+                self._tasks.create_task(self.leader.run())
+                self._tasks.create_task(self._keep_images())
         finally:
             self._tasks = None
             await self.provider.close()
+
+    @property
+    def reconcilers(self) -> tuple[Reconciler, ...]:
+        return (self.controller.reconciler, self.leader.reconciler)
+
+    async def _keep_images(self) -> None:
+        """Files may name images too, of instances that were made long ago."""
+        while True:
+            await self._images.refresh(self._guarded, self._groups.required())
+            await self._clock.sleep(IMAGES_SECONDS)
 
     async def _start(self) -> None:
         attempt = 0
@@ -105,7 +130,7 @@ class Machinery:
             try:
                 await self.provider.start()
             except Exception as error:  # a plug-in: whatever it raises, the rest of the server goes on
-                await _pause(self._clock, attempt, error)
+                await pause(self._clock, attempt, error)
                 attempt += 1
             else:
                 return
@@ -119,38 +144,9 @@ class Machinery:
         task.add_done_callback(lambda _task: self._rechecks.discard(instance.name))
 
 
-async def usable_provider(
-    groups: Groups, kind: str, *, state_directory: Path, environment: Mapping[str, str], clock: Clock
-) -> Provider:
-    """As `load_provider`, but a document that names a wrong one is waited out until it is put right."""
-    attempt = 0
-    while True:
-        try:
-            return load_provider(
-                groups, kind, state_directory=state_directory, environment=environment, clock=clock
-            )
-        except FleetplaneError as error:
-            await _pause(clock, attempt, error)
-            attempt += 1
-
-
-async def _pause(clock: Clock, attempt: int, error: Exception) -> None:
+async def pause(clock: Clock, attempt: int, error: Exception) -> None:
+    """Say what is wrong with the provider, and wait before the next try."""
     wait = START_RETRY.delay_seconds(attempt, jitter=clock.random())
     text = error.message if isinstance(error, FleetplaneError) else f"{type(error).__name__}: {error}"
     log.error("instances.provider_unusable", error=text, retry_seconds=round(wait, 1))
     await clock.sleep(wait)
-
-
-def load_provider(
-    groups: Groups, kind: str, *, state_directory: Path, environment: Mapping[str, str], clock: Clock
-) -> Provider:
-    """The provider that the configuration names, or the one that the server was told to use."""
-    infra = groups.required().shard.infra
-    context = ProviderContext(
-        clock=clock,
-        state_directory=state_directory,
-        environment=environment,
-        region=infra.region,
-        zone=infra.zone,
-    )
-    return providers.load(kind or infra.provider, infra.options, context=context)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -17,10 +17,14 @@ PREFIX = "fleetplane_instances_"
 
 
 class InstanceCollector(Collector):
-    def __init__(self, instances: Instances, groups: Groups, reports: Reports) -> None:
+    def __init__(
+        self, instances: Instances, groups: Groups, reports: Reports, held: Callable[[], int]
+    ) -> None:
+        """`held` counts silent instances that are left alone because too many fell silent at once."""
         self._instances = instances
         self._groups = groups
         self._reports = reports
+        self._held = held
 
     def collect(self) -> Iterator[Metric]:
         states = Counter(rules.state(instance) for instance in self._instances.all())
@@ -34,5 +38,8 @@ class InstanceCollector(Collector):
             PREFIX + "desired",
             "Instances wanted by all groups",
             sum(view.group.size for view in views.values()),
+        )
+        yield GaugeMetricFamily(
+            PREFIX + "held", "Silent instances left alone because many fell silent at once", self._held()
         )
         yield CounterMetricFamily(PREFIX + "reports", "Health reports taken", self._reports.received)

@@ -83,6 +83,11 @@ class Explanations:
         if self._controllers.setdefault(controller.name, controller) is not controller:
             raise AlreadyExists(f"there is a controller named {controller.name} already")
 
+    def unregister(self, controller: Explaining) -> None:
+        """It has ended; another of its name may come."""
+        if self._controllers.get(controller.name) is controller:
+            del self._controllers[controller.name]
+
     @property
     def controllers(self) -> tuple[str, ...]:
         return tuple(sorted(self._controllers))

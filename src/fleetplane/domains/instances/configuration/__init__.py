@@ -1,20 +1,25 @@
 """The configuration of a shard: a document people write, everything it says, and whether it can be used.
 
-Pure: text in, values or problems out. Where the text is kept, and what is done with it, is decided elsewhere.
+Pure but for one question, which providers are installed: text in, values or problems out. Where the text is
+kept, and what is done with it, is decided elsewhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fleetplane.domains.instances.configuration import decode, jsonc, older, validate
 from fleetplane.domains.instances.configuration.problems import ConfigurationInvalid, Problem, Report
 from fleetplane.domains.instances.configuration.schema import Configuration
+from fleetplane.domains.instances.providers import registry
 
 __all__ = ["Configuration", "ConfigurationInvalid", "Problem", "parse"]
 
 
-def parse(text: bytes | str, *, name: str) -> Configuration:
+def parse(text: bytes | str, *, name: str, providers: Collection[str] | None = None) -> Configuration:
     """Read and check a document. `name` is what it is called in messages, such as its file's name.
 
+    It may name any of `providers`: those that are installed, unless told otherwise.
     Raises ConfigurationInvalid with everything that is wrong with it.
     """
     try:
@@ -29,13 +34,13 @@ def parse(text: bytes | str, *, name: str) -> Configuration:
         problem = Problem(path="", line=place.line, column=place.column, message=error.message)
         raise ConfigurationInvalid(name, [problem]) from None
     report = Report(document=document)
-    config = _checked(document, report)
+    config = _checked(document, report, registry.names() if providers is None else providers)
     if report.problems or config is None:
         raise ConfigurationInvalid(name, report.in_order())
     return validate.resolve(config)
 
 
-def _checked(document: jsonc.Document, report: Report) -> Configuration | None:
+def _checked(document: jsonc.Document, report: Report, providers: Collection[str]) -> Configuration | None:
     for path, offset in document.duplicates:
         where = document.locate(offset)
         report.add_at(path, where, f"{path[-1]!r} is given twice in the same object")
@@ -43,5 +48,6 @@ def _checked(document: jsonc.Document, report: Report) -> Configuration | None:
         return None
     older.note_renamed(document.value, report)
     config = decode.decode(Configuration, document.value, report)
+    validate.check_provider(config, report, providers)
     validate.validate(config, report)
     return config

@@ -25,7 +25,7 @@ P = TypeVar("P", bound=Part)
 
 MAX_INTEGER = (1 << 31) - 1  # sizes and ports travel as int32
 
-_RENAMED = {"gcp": "google", "gcp-secret-manager": "google-secret-manager"}
+RENAMED = {"gcp": "google", "gcp-secret-manager": "google-secret-manager"}
 
 
 def nearest(word: str, known: Collection[str]) -> str:
@@ -153,8 +153,8 @@ class _Decoder:
         if value in options:
             return value
         named = [option for option in options if option]
-        if isinstance(value, str) and _RENAMED.get(value) in options:
-            self.report.reject(path, f"{value!r} is called {_RENAMED[value]!r} now")
+        if isinstance(value, str) and RENAMED.get(value) in options:
+            self.report.reject(path, f"{value!r} is called {RENAMED[value]!r} now")
         else:
             self.report.reject(path, f"must be one of {', '.join(named)}, not {value!r}")
         return _empty(Literal)

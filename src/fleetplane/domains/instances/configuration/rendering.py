@@ -6,7 +6,9 @@ Secrets, stored objects and certificates come from elsewhere; here are only the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from fleetplane.domains.instances import durations
 from fleetplane.domains.instances.configuration import gojson, templates
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
 from fleetplane.domains.instances.configuration.schema import Addresses, Configuration, File, Json
@@ -39,6 +41,7 @@ def template_data(
         fqdn=fqdn,
         ip4=ip4,
         ip6=ip6,
+        report_interval=durations.format(config.shard.health_check_interval_seconds),
         cluster_id=config.cluster.id,
         ca_cert=ca_cert,
         shard=config.shard.id,
@@ -49,9 +52,15 @@ def template_data(
         region=infra.region,
         zone=infra.zone,
         vars=group.vars,
-        images=images or {},
+        images={} if images is None else images,
         nonce=nonce,
     )
+
+
+def for_user_data(data: TemplateData, *, nonce: str, report_interval_seconds: float) -> TemplateData:
+    """The same data with what user data alone has: the nonce, and this machine's own interval, if any."""
+    interval = durations.format(report_interval_seconds) if report_interval_seconds else data.report_interval
+    return replace(data, nonce=nonce, report_interval=interval)
 
 
 def render_text(text: str, data: TemplateData) -> str:

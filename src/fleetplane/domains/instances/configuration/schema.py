@@ -18,7 +18,8 @@ Duration = Annotated[float, DURATION]
 Json = object
 """Whatever JSON can hold; passed on, not interpreted."""
 
-Provider = Literal["aws", "google", "mock", "tmux", "proxmox", "local"]
+PROVIDERS = ("aws", "google", "mock", "tmux", "proxmox", "local")
+"""Those that documents have always known. Whichever else is installed is as good."""
 SecretsProvider = Literal[
     "", "object-storage", "aws-parameter-store", "aws-secrets-manager", "google-secret-manager", "memory"
 ]
@@ -76,7 +77,7 @@ class Cluster(Part, frozen=True, kw_only=True):
 
 
 class Infra(Part, frozen=True, kw_only=True):
-    provider: Provider
+    provider: str
     region: str
     zone: str
     options: dict[str, Json] = {}
@@ -167,7 +168,8 @@ class ImageFilter(Part, frozen=True, kw_only=True):
 
 
 class Image(Part, frozen=True, kw_only=True):
-    provider: Literal["aws", "oci"]
+    provider: str
+    """Must be the shard's."""
     filters: tuple[ImageFilter, ...]
     owners: tuple[str, ...] = ()
     sort: Literal["creation-date", "name"]

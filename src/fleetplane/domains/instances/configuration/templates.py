@@ -204,6 +204,8 @@ class TemplateData:
     fqdn: str = ""
     ip4: str = ""
     ip6: str = ""
+    report_interval: str = ""
+    """How often its agent should report, as agents read it."""
     cluster_id: str = ""
     ca_cert: str = ""
     """PEM."""
@@ -231,6 +233,7 @@ class TemplateData:
                 FQDN=self.fqdn,
                 IP4=self.ip4,
                 IP6=self.ip6,
+                ReportInterval=self.report_interval,
             ),
             Cluster=Fields(ID=self.cluster_id, CACert=self.ca_cert),
             Server=Fields(
@@ -241,7 +244,7 @@ class TemplateData:
             ),
             Provider=Fields(Kind=self.provider_kind, Region=self.region, Zone=self.zone),
             Vars=dict(self.vars),
-            Image=dict(self.images),
+            Image=self.images,
         )
         if self.nonce is not None:
             data["Nonce"] = self.nonce

@@ -7,14 +7,15 @@ report keeps silent about what was wrong already when the document was decoded.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
-from fleetplane.domains.instances.configuration.decode import nearest
+from fleetplane.domains.instances.configuration.decode import RENAMED, nearest
 from fleetplane.domains.instances.configuration.jsonc import Path
 from fleetplane.domains.instances.configuration.problems import Report
 from fleetplane.domains.instances.configuration.schema import (
+    PROVIDERS,
     Addresses,
     Configuration,
     EncryptionKey,
@@ -142,6 +143,18 @@ def _check_addresses(config: Configuration, report: Report) -> None:
         if address and address in seen:
             report.add(("shard", "bind", name), f"{address!r} is bound by {seen[address]} already")
         seen.setdefault(address, name)
+
+
+def check_provider(config: Configuration, report: Report, installed: Collection[str]) -> None:
+    """A provider is one that documents have always known, or one that is installed here."""
+    path: Path = ("shard", "infra", "provider")
+    name, known = config.shard.infra.provider, sorted({*PROVIDERS, *installed})
+    if not name or name in known:
+        return
+    if RENAMED.get(name) in known:
+        report.add(path, f"{name!r} is called {RENAMED[name]!r} now")
+    else:
+        report.add(path, f"must be one of {', '.join(known)}, not {name!r}: no other is installed")
 
 
 def _check_shard(config: Configuration, report: Report) -> None:

@@ -161,9 +161,10 @@ def _check_userdata(report: Report, path: Path, userdata: Userdata | None) -> No
         message = "gzip cannot be written inside JSON: use base64+gzip, or source url"
         report.add((*path, "encoding"), message)
     if userdata.is_url:
-        if not re.match(r"https?://[^/\s]+", userdata.content):
-            report.add((*path, "content"), "must be an http or https URL when source is url")
-        check_text(report, (*path, "content"), userdata.content, nonce=True)
+        if not re.match(r"https://[^/\s]+|storage:[^/\s]+", userdata.content):
+            message = "must be an https URL, or storage: and the name of an object, when source is url"
+            report.add((*path, "content"), message)
+        check_text(report, (*path, "content"), userdata.content)
     elif userdata.coding == "plain":
         check_text(report, (*path, "content"), userdata.content, nonce=True)
     elif userdata.coding.startswith("base64"):

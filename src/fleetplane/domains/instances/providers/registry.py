@@ -19,6 +19,11 @@ def installed() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=GROUP))
 
 
+def names() -> frozenset[str]:
+    """What can be asked for."""
+    return frozenset(offer.name for offer in installed())
+
+
 def load(
     kind: str,
     options: Mapping[str, object],
