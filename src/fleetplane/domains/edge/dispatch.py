@@ -46,6 +46,8 @@ CALLS_LIMIT_BYTES = 32 * 1024 * 1024
 """Commands kept ready to be sent: a call to thousands of daemons is made and signed once."""
 STRUCTURED_LIMIT_BYTES = 4096
 """Of a structured answer that is kept with the outcome; with both tails it stays below 16 KiB."""
+DEADLINE_LIMIT_SECONDS = 23 * 3600.0
+"""Of a call; with its grace it stays below what the ledger waits for."""
 PROTOCOL_ERROR = "protocol_error"
 DISCONNECTED = "edge_disconnected"
 
@@ -115,10 +117,13 @@ class Dispatcher:
     @staticmethod
     def check(call: ToolCall) -> None:
         """Refuse a call that could not be sent, before it is written down."""
-        if not call.tool or not call.security_context or not call.tenant:
-            raise InvalidArgument("a call needs a tool, a security context and a tenant", field="tool")
-        if call.deadline_seconds <= 0:
-            raise InvalidArgument("a call needs a deadline", field="deadline_seconds")
+        for name in ("tool", "security_context", "tenant"):
+            if not getattr(call, name):
+                raise InvalidArgument(f"a call needs a {name}", field=name)
+        if not 0 < call.deadline_seconds <= DEADLINE_LIMIT_SECONDS:
+            raise InvalidArgument(
+                f"a call has between 0 and {DEADLINE_LIMIT_SECONDS:g} seconds", field="deadline_seconds"
+            )
         struct_of(decoded_args(call.args_json))
 
     # For the ledger.
