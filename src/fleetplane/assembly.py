@@ -56,6 +56,7 @@ def _instance_blueprint() -> Blueprint:
 
 async def _instances(settings: Settings, kernel: Kernel) -> Domain:
     from fleetplane.domains.instances.domain import InstanceDomain, InstanceOptions
+    from fleetplane.domains.instances.groups import SilencePolicy
     from fleetplane.kernel.identity.signing import SigningKeys
 
     wanted = settings.instances
@@ -69,6 +70,13 @@ async def _instances(settings: Settings, kernel: Kernel) -> Domain:
         provider=wanted.provider,
         drain_on_scale_down=wanted.drain_on_scale_down,
         first_generation_tenants=frozenset(wanted.first_generation_tenants),
+        silence=SilencePolicy(
+            silence_share=wanted.silence_share,
+            silence_window_seconds=wanted.silence_window_seconds,
+            silence_hold_seconds=wanted.silence_hold_seconds,
+        ),
+        machine=wanted.machine,
+        userdata_hosts=frozenset(wanted.userdata_hosts),
         advertise_listeners=wanted.advertise == "listeners",
     )
     return InstanceDomain(kernel, _objects(settings), nonces, options)
@@ -141,10 +149,51 @@ def _acme(wanted: ProxySettings) -> AcmeOptions:
     )
 
 
+def _edge_blueprint() -> Blueprint:
+    from fleetplane.domains.edge.domain import BLUEPRINT
+
+    return BLUEPRINT
+
+
+async def _edge(settings: Settings, kernel: Kernel) -> Domain:
+    from fleetplane.domains.edge.dispatch import DispatchPolicy
+    from fleetplane.domains.edge.domain import EdgeDomain, EdgeOptions
+    from fleetplane.domains.edge.identity_policy import IdentityPolicy, ServerRole
+    from fleetplane.domains.edge.stream_side import StreamOptions
+    from fleetplane.domains.edge.verification import SealPolicy
+
+    wanted = settings.edge
+    identity = IdentityPolicy(
+        role=ServerRole(wanted.role),
+        node_token_seconds=wanted.node_token_days * 86_400.0,
+        enrollment_seconds=wanted.enrollment_token_seconds,
+        overlap_seconds=wanted.overlap_seconds,
+        attests_per_minute=wanted.attests_per_minute,
+        trusted_proxies=wanted.trusted_proxies,
+        skew_seconds=wanted.skew_seconds,
+    )
+    streams = StreamOptions(
+        stale_seconds=wanted.stale_seconds,
+        seal=SealPolicy(skew_seconds=wanted.skew_seconds, strict=wanted.strict),
+        dispatch=DispatchPolicy(in_flight=wanted.in_flight),
+    )
+    options = EdgeOptions(
+        version=__version__,
+        public_endpoint=wanted.public_endpoint,
+        issuer=wanted.issuer,
+        identity=identity,
+        streams=streams,
+        deadline_seconds=wanted.deadline_seconds,
+        shipped_shapes=wanted.shipped_shapes,
+    )
+    return await EdgeDomain.create(kernel, options)
+
+
 OFFERS: Mapping[str, Offer] = {
     "gpus": Offer(blueprint=_gpu_blueprint, build=_gpus),
     "instances": Offer(blueprint=_instance_blueprint, build=_instances),
     "proxies": Offer(blueprint=_proxy_blueprint, build=_proxies),
+    "edge": Offer(blueprint=_edge_blueprint, build=_edge),
 }
 
 

@@ -42,6 +42,7 @@ from fleetplane.rpc import (
 from fleetplane.rpc.descriptors import connections_per_listener
 from fleetplane.rpc.introspection import HealthBoard, add_reflection, introspection_methods
 from fleetplane.settings import Settings
+from fleetplane.web.merged_metrics import Merged
 from fleetplane.web.ops import OpsApp, Readiness
 
 log = structlog.get_logger(__name__)
@@ -227,9 +228,7 @@ def _collect(
     PlatformCollector(registry=registry)
     registry.register(calls.collector())
     registry.register(StoreCollector(store))
-    for domain in domains:
-        for collector in domain.collectors:
-            registry.register(collector)
+    registry.register(Merged(collector for domain in domains for collector in domain.collectors))
 
 
 def cut_off(apps: Iterable[GrpcApp], revoked: Revoked) -> None:

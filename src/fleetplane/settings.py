@@ -22,10 +22,10 @@ from fleetplane.domains.gpus.wire import SELECTABLE, Dialect
 from fleetplane.kernel.errors import SettingsError
 
 PREFIX = "FLEETPLANE_"
-CLIENT_VARIABLES = frozenset({"FLEETPLANE_DEVICE_API"})
+CLIENT_VARIABLES = frozenset({"FLEETPLANE_DEVICE_API", "FLEETPLANE_SERVER", "FLEETPLANE_TOKEN"})
 """Variables of the command line's clients, which share our prefix."""
 
-DOMAINS = ("gpus", "instances", "proxies")
+DOMAINS = ("gpus", "instances", "proxies", "edge")
 DEFAULT_SOCKET = Path("/var/run/device-api/device.sock")
 DEFAULT_PLACE = "unix:"
 """An address that stands for the default socket: the system's for root, else in the data directory."""
@@ -217,6 +217,16 @@ class InstanceSettings(Section, frozen=True):
     drain_on_scale_down: bool = True
     first_generation_tenants: tuple[str, ...] = ()
     """Tenants whose operators expect the first numbering of group events."""
+    silence_share: float = 0.5
+    """When more than this share of a group or tenant falls silent at once, nobody is drained; 1: never."""
+    silence_window_seconds: float = 300.0
+    """How far apart their last reports may lie to count as at once."""
+    silence_hold_seconds: float = 900.0
+    """How long they are left alone; after that they go one at a time."""
+    machine: str = ""
+    """The provider's id of the machine that the server runs on: the leader's address goes there."""
+    userdata_hosts: tuple[str, ...] = ()
+    """Hosts in private networks that user data may be fetched from."""
     storage: str = "file"
     directory: str = ""
     """Of the storage `file`; `objects` in the data directory when empty."""
@@ -228,6 +238,9 @@ class InstanceSettings(Section, frozen=True):
     secret_access_key: str = ""
 
     def __post_init__(self) -> None:
+        _at_least("instances.silence_share", self.silence_share, 0)
+        _at_least("instances.silence_window_seconds", self.silence_window_seconds, 0)
+        _at_least("instances.silence_hold_seconds", self.silence_hold_seconds, 0)
         _one_of("instances.storage", self.storage, ("file", "s3"))
         _one_of("instances.advertise", self.advertise, ("config", "listeners"))
         if self.storage == "s3" and not self.bucket:

@@ -26,6 +26,11 @@ class Verbs(LazyGroup):
             target="fleetplane.cli.instances:instances",
             help="Groups of machines: scale, watch, drain, freeze.",
         ),
+        "edge": Entry(target="fleetplane.cli.edge:edge", help="Daemons behind NAT, and runs across them."),
+        "tokens": Entry(
+            target="fleetplane.cli.tokens:tokens",
+            help="Tokens of those who act on the server from elsewhere.",
+        ),
         "explain": Entry(
             target="fleetplane.cli.instances_admin:explain", help="Why is something not happening?"
         ),

@@ -99,6 +99,33 @@ class Nodes:
             tenant, node_id, lambda _: {"display_name": wanted}, actor=actor, action="edge.rename"
         )
 
+    async def amend(
+        self,
+        tenant: str,
+        node_id: str,
+        *,
+        rename: str | None = None,
+        tags: Iterable[str] | None = None,
+        add: Iterable[str] = (),
+        remove: Iterable[str] = (),
+        actor: str,
+    ) -> EdgeNode:
+        """All of these at once, or none of them."""
+        name = None if rename is None else check_label(rename, field="name")
+        if name is not None and not name:
+            raise InvalidArgument("name must not be blank", field="name")
+        wanted = None if tags is None else check_tags(tags)
+        adding, removing = check_tags(add), frozenset(remove)
+
+        def change(spec: NodeSpec) -> dict[str, object]:
+            kept = (*(spec.tags if wanted is None else wanted), *adding)
+            return {
+                "display_name": spec.display_name if name is None else name,
+                "tags": check_tags(tag for tag in kept if tag not in removing),
+            }
+
+        return await self._respecify(tenant, node_id, change, actor=actor, action="edge.amend")
+
     async def set_desired(
         self, tenant: str, node_id: str, desired: Desired, *, grace_seconds: float = 0.0, actor: str
     ) -> EdgeNode:
