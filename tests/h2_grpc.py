@@ -21,6 +21,7 @@ import h2.exceptions
 
 OK, CANCELLED, UNKNOWN, INTERNAL, UNAVAILABLE = 0, 1, 2, 13, 14
 CALL_SECONDS = 30.0
+FRAME_HEADER_BYTES, GOAWAY = 9, 7
 
 
 class GrpcFailed(Exception):
@@ -116,6 +117,9 @@ class H2Channel:
         self._reader, self._writer = reader, writer
         self._streams: dict[int, H2Stream] = {}
         self._lost: str | None = None
+        self._unread = b""
+        self.leaving = False
+        """Whether the server wants no new streams on this connection."""
         self._h2.initiate_connection()
         self._flush()
 
@@ -183,7 +187,7 @@ class H2Channel:
         reason = "the server closed the connection"
         try:
             while data := await self._reader.read(65536):
-                for event in self._h2.receive_data(data):
+                for event in self._h2.receive_data(self._without_goaway(data)):
                     self._handle(event)
                 self._flush()
         except (OSError, h2.exceptions.ProtocolError) as error:
@@ -192,6 +196,24 @@ class H2Channel:
             self._lost = reason
             for stream in self._streams.values():
                 stream.finish(lost=reason)
+
+    def _without_goaway(self, data: bytes) -> bytes:
+        """Whole frames, but not those that announce an end: streams that are open go on, as in Go.
+
+        The library would take no frame after one of them.
+        """
+        self._unread += data
+        frames = b""
+        while len(self._unread) >= FRAME_HEADER_BYTES:
+            end = FRAME_HEADER_BYTES + int.from_bytes(self._unread[:3], "big")
+            if len(self._unread) < end:
+                break
+            frame, self._unread = self._unread[:end], self._unread[end:]
+            if frame[3] == GOAWAY:
+                self.leaving = True
+            else:
+                frames += frame
+        return frames
 
     def _handle(self, event: h2.events.Event) -> None:
         stream = self._streams.get(getattr(event, "stream_id", None) or -1)

@@ -26,7 +26,8 @@ from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.objects import LocalObjects
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.rpc import CallStatistics, open_listener
+from fleetplane.presenting import Presenting
+from fleetplane.rpc import CallStatistics, ListenerSpec, open_listener
 from fleetplane.rpc.introspection import HealthBoard
 from fleetplane.server import compose, cut_off
 
@@ -99,7 +100,7 @@ class Lab:
     @property
     def ca(self) -> Path:
         path = self.folder / "ca.crt"
-        path.write_bytes(self.kernel.authority.certificate_pem)
+        path.write_bytes(self.kernel.authority.trust_pem)
         return path
 
     def instances(self) -> list[Instance]:
@@ -176,13 +177,19 @@ async def lab(
         await domain.prepare()
         apps = compose([BLUEPRINT], [domain], calls, clock, HealthBoard())
         revocations.subscribe(lambda revoked: cut_off(apps.values(), revoked))
-        bound: dict[str, list[str]] = {}
-        for spec in endpoints.grpc(loaded, apps, [domain], authority):
-            listener = await stack.enter_async_context(open_listener(spec, grace_seconds=2))
-            bound[listener.name] = listener.addresses
+
+        def wanted_listeners() -> list[ListenerSpec]:
+            return endpoints.grpc(loaded, apps, [domain], authority)
+
+        listeners = [
+            await stack.enter_async_context(open_listener(spec, grace_seconds=2))
+            for spec in wanted_listeners()
+        ]
+        bound = {listener.name: listener.addresses for listener in listeners}
+        presenting = Presenting(authority, listeners, wanted_listeners, apps.values(), clock)
         domain.opened(bound)
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(domain.run())
+            running = [tasks.create_task(domain.run()), tasks.create_task(presenting.run())]
             yield Lab(
                 domain=domain, kernel=kernel, objects=objects, provider=mock, nonces=nonces, folder=folder,
                 addresses={name: places[0].removeprefix("https://") for name, places in bound.items()},
@@ -192,4 +199,5 @@ async def lab(
             async with asyncio.TaskGroup() as draining:
                 for app in apps.values():
                     draining.create_task(app.drain(2))
-            running.cancel()
+            for task in running:
+                task.cancel()

@@ -34,6 +34,7 @@ from fleetplane.domains.instances.kinds import (
     InstanceSpec,
     InstanceStatus,
 )
+from fleetplane.domains.instances.listeners import Activity
 from fleetplane.domains.instances.operator_service import OperatorService
 from fleetplane.domains.instances.registry import Instances
 from fleetplane.domains.instances.reports import Reports
@@ -186,6 +187,7 @@ class Rig:
     groups: Groups
     reports: Reports
     errors: ErrorFeed
+    activity: Activity
     explanations: Explanations
     secrets: Secrets
     nonces: SigningKeys
@@ -294,6 +296,7 @@ async def operator_rig(
         looked: list[tuple[str, str]] = []
         words: dict[str, str] = {}
         errors = ErrorFeed(clock)
+        activity = Activity(clock)
         reports = Reports(clock)
 
         async def create(
@@ -311,7 +314,7 @@ async def operator_rig(
         service = OperatorService(
             store=store, instances=instances, groups=groups, reports=reports, authority=authority,
             clock=clock, look_at=lambda tenant, group: looked.append((tenant, group)),
-            create_on_demand=create, provider_status=provider_status, errors=errors,
+            create_on_demand=create, provider_status=provider_status, errors=errors, activity=activity,
             event_generation=lambda tenant: (generations or {}).get(tenant, "second"),
         )  # fmt: skip
         explanations = Explanations()
@@ -336,7 +339,7 @@ async def operator_rig(
             folder=folder, store=store, objects=objects, authority=authority, instances=instances,
             groups=groups, reports=reports, errors=errors, explanations=explanations, secrets=secrets,
             nonces=nonces, service=service, address=place[0], admin_socket=socket, looked=looked,
-            words=words, revocations=revocations, apps=apps,
+            words=words, revocations=revocations, apps=apps, activity=activity,
             stack=await stack.enter_async_context(AsyncExitStack()),
         )  # fmt: skip
         if configured:

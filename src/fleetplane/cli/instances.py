@@ -52,9 +52,14 @@ def operator_options(command: F) -> F:
 
 class Verbs(LazyGroup):
     entries: ClassVar[Mapping[str, Entry]] = {
+        "ca": Entry(target="fleetplane.cli.instances_ca:ca", help="Replace the certificate authority."),
         "config": Entry(
             target="fleetplane.cli.instances_config:config", help="Check, show and refresh configuration."
         ),
+        "create": Entry(
+            target="fleetplane.cli.instances_operate:create", help="Make one instance on demand."
+        ),
+        "delete": Entry(target="fleetplane.cli.instances_operate:delete", help="Delete an instance at once."),
         "drain": Entry(
             target="fleetplane.cli.instances_admin:drain", help="Let an instance go, and be replaced."
         ),
@@ -74,13 +79,29 @@ class Verbs(LazyGroup):
             target="fleetplane.cli.instances_admin:operator_identity",
             help="A key and certificate for an operator, in a folder.",
         ),
+        "rotate-nonce-key": Entry(
+            target="fleetplane.cli.instances_ca:rotate_nonce_key", help="Sign nonces with a new key."
+        ),
         "secret": Entry(
             target="fleetplane.cli.instances_admin:secret", help="Keep secrets for instances' files."
+        ),
+        "set": Entry(
+            target="fleetplane.cli.instances_operate:set_group",
+            help="Set and unset variables, arguments, size and type of a group.",
+        ),
+        "sleep": Entry(target="fleetplane.cli.instances_operate:sleep", help="Keep a tenant's groups empty."),
+        "status": Entry(target="fleetplane.cli.instances_operate:status", help="How one instance is now."),
+        "tenant": Entry(
+            target="fleetplane.cli.instances_operate:tenant",
+            help="Whether a tenant sleeps, and since when it is idle.",
         ),
         "revoke": Entry(
             target="fleetplane.cli.instances_admin:revoke", help="Refuse a client's certificates."
         ),
         "unfreeze": Entry(target="fleetplane.cli.instances_admin:unfreeze", help="Let automation go on."),
+        "wake": Entry(
+            target="fleetplane.cli.instances_operate:wake", help="Let a tenant's groups grow again."
+        ),
     }
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import grpc
 from cryptography.hazmat.primitives import serialization
@@ -23,6 +23,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from fleetplane.cli.address import parse_address
 from fleetplane.cli.client import CHANNEL_OPTIONS, STREAM_EVENTS_LIMIT, WAIT_SLICE_SECONDS, away
+from fleetplane.gen.fleetplane.admin.v1 import authority_pb2_grpc
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2_grpc as admin_grpc
 from fleetplane.gen.nstance.v1 import operator_pb2, operator_pb2_grpc
@@ -56,8 +57,10 @@ class _Connection:
         return away(lambda: getattr(self._stub, method)(request, timeout=self._call_seconds))
 
 
-class AdminClient(_Connection):
+class _OwnerClient(_Connection):
     """The server's owner, at its socket."""
+
+    stub: ClassVar[type[Any]]
 
     def __init__(self, data_dir: Path, *, call_seconds: float) -> None:
         socket = (data_dir / SOCKET).absolute()
@@ -66,10 +69,18 @@ class AdminClient(_Connection):
                 f"no server listens at {socket}", hint="--data-dir names the data directory of one that runs"
             )
         channel = grpc.insecure_channel(parse_address(f"unix://{socket}"), options=CHANNEL_OPTIONS)
-        super().__init__(channel, admin_grpc.InstancesAdminStub(channel), call_seconds)
+        super().__init__(channel, self.stub(channel), call_seconds)
 
     def __repr__(self) -> str:
-        return "<AdminClient>"
+        return f"<{type(self).__name__}>"
+
+
+class AdminClient(_OwnerClient):
+    stub = admin_grpc.InstancesAdminStub
+
+
+class AuthorityClient(_OwnerClient):
+    stub = authority_pb2_grpc.AuthorityAdminStub
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from fleetplane.cli.output import Cell, Table
+from fleetplane.gen.fleetplane.admin.v1 import authority_pb2
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
 from fleetplane.gen.nstance.v1 import operator_pb2
 
@@ -21,6 +22,9 @@ STATE_STYLES = {
     "deleting": "red",
     "deleted": "dim",
 }
+NOTHING = Table(columns=(), rows=(), empty="")
+"""For answers that have no table."""
+ROLE_STYLES = {"signing": "green", "announced": "yellow", "retiring": "bold yellow"}
 NO_GROUPS = "No groups are configured for this tenant."
 
 
@@ -134,6 +138,70 @@ def finding_table(findings: Iterable[admin_pb2.Finding], now: float) -> Table:
 
 def _about(reason: admin_pb2.Reason) -> str:
     return f"{reason.subject}: {reason.message}" if reason.subject else reason.message
+
+
+def status_table(found: operator_pb2.InstanceStatusResponse, now: float) -> Table:
+    return Table(
+        columns=("INSTANCE", "TENANT", "STATUS", "AGE", "SEEN", "PROVIDER ID"),
+        rows=[
+            (
+                Cell(text=found.instance_id),
+                Cell(text=found.tenant),
+                Cell(text=found.status),
+                Cell(text=since(found.created_at, now)),
+                Cell(text=since(found.last_seen, now)),
+                Cell(text=found.provider_instance_id or "-"),
+            )
+        ],
+        empty="",
+    )
+
+
+def listener_table(listeners: Iterable[operator_pb2.ListenerActivity], now: float) -> Table:
+    return Table(
+        columns=("LISTENER", "AVAILABLE", "IDLE"),
+        rows=[
+            (
+                Cell(text=entry.listener),
+                Cell(text="yes" if entry.available else "no", style="green" if entry.available else "yellow"),
+                Cell(text=since(entry.idle_since, now)),
+            )
+            for entry in listeners
+        ],
+        empty="No listeners.",
+    )
+
+
+def settings_table(found: admin_pb2.GroupSettings) -> Table:
+    def pairs(entries: Mapping[str, str]) -> str:
+        return " ".join(f"{name}={entries[name]}" for name in sorted(entries)) or "-"
+
+    cells = (
+        found.key, str(found.size), found.instance_type or "-", pairs(found.vars), pairs(found.args),
+    )  # fmt: skip
+    return Table(
+        columns=("GROUP", "SIZE", "TYPE", "VARS SET", "ARGS SET"),
+        rows=[[Cell(text=text) for text in cells]],
+        empty="",
+    )
+
+
+def authority_table(authorities: Iterable[authority_pb2.AuthorityEntry], now: float) -> Table:
+    return Table(
+        columns=("AUTHORITY", "ROLE", "ENDS IN", "INSTANCES", "OPERATORS", "KEY"),
+        rows=[
+            (
+                Cell(text=entry.subject),
+                Cell(text=entry.role, style=ROLE_STYLES.get(entry.role, "")),
+                Cell(text=ahead(entry.not_after, now)),
+                Cell(text=str(entry.instances)),
+                Cell(text=str(entry.operators)),
+                Cell(text=entry.key_id),
+            )
+            for entry in authorities
+        ],
+        empty="",
+    )
 
 
 def event_dict(event: Message) -> dict[str, Any]:

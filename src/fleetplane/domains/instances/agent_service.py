@@ -17,15 +17,18 @@ import structlog
 from google.protobuf.empty_pb2 import Empty
 
 from fleetplane.domains.instances import credentials, delivery, rules, wire
+from fleetplane.domains.instances.configuration import Configuration
 from fleetplane.domains.instances.delivery import Holding, Patch, Sent
-from fleetplane.domains.instances.files import FileMaker, keys_wanted
+from fleetplane.domains.instances.files import FileMaker, certificate_lives, keys_wanted
 from fleetplane.domains.instances.groups import Groups, GroupView
 from fleetplane.domains.instances.kinds import Instance, InstanceStatus
+from fleetplane.domains.instances.listeners import Activity
 from fleetplane.domains.instances.registry import Instances, tenant_of
 from fleetplane.domains.instances.reports import Report, Reports
 from fleetplane.gen.nstance.v1 import agent_pb2
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, PermissionDenied
+from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.certificates import peer_identity
 from fleetplane.kernel.sessions import Session, Sessions
 from fleetplane.rpc import CallContext
@@ -51,7 +54,9 @@ class AgentService:
         instances: Instances,
         groups: Groups,
         reports: Reports,
+        activity: Activity,
         files: FileMaker,
+        authority: Authority,
         sessions: Sessions,
         clock: Clock,
         look_at: Callable[[str, str], None],
@@ -61,7 +66,9 @@ class AgentService:
         self._instances = instances
         self._groups = groups
         self._reports = reports
+        self._activity = activity
         self._files = files
+        self._authority = authority
         self._sessions = sessions
         self._clock = clock
         self._look_at = look_at
@@ -173,6 +180,8 @@ class AgentService:
         instance = self._instances.find(tenant, report.instance)
         if instance is None:
             raise PermissionDenied(f"instance {report.instance!r} is not known any more")
+        if report.connections and (heard := self._reports.last(report.instance)) is not None:
+            self._activity.compare(tenant, instance.spec.group, heard.report.connections, report.connections)
         self._reports.take(report)
         await self._note_version(tenant, instance, report)
         if report.termination_action:
@@ -215,13 +224,8 @@ class AgentService:
         if found is None or configuration is None:
             return []
         instance, view = found
-        heard = self._reports.last(name)
-        holding = (
-            Holding(at_ns=heard.at_ns, config_hash=heard.report.config_hash, files=heard.report.files)
-            if heard is not None
-            else None
-        )
         now_ns = self._clock.now_ns()
+        holding = self._holding(name, configuration, view, now_ns)
         patch = delivery.next_patch(
             view.group.files, view.runtime_hash, holding, self._sent.get(name), now_ns=now_ns
         )
@@ -243,6 +247,24 @@ class AgentService:
             at_ns=now_ns, config_hash=patch.config_hash, names=patch.names, attempt=patch.attempt
         )
         return _transfers(patch, made, now_ns)
+
+    def _holding(
+        self, name: str, configuration: Configuration, view: GroupView, now_ns: int
+    ) -> Holding | None:
+        """What the agent's last report says that it holds, if there was one."""
+        heard = self._reports.last(name)
+        if heard is None:
+            return None
+        report = heard.report
+        outdated = delivery.outdated(
+            certificate_lives(configuration, view.group) if report.issued else {},
+            report.issued,
+            signing_since_ns=self._authority.signing_since_ns,
+            now_ns=now_ns,
+        )
+        return Holding(
+            at_ns=heard.at_ns, config_hash=report.config_hash, files=report.files, outdated=outdated
+        )
 
 
 @asynccontextmanager

@@ -2,7 +2,8 @@
 
 An agent's last report tells which files it holds and under which hash. Files are sent in
 patches; a patch is repeated only once a report that came after it shows that it did not take,
-and ever more slowly if it keeps failing, so that one bad file does not become a storm.
+and ever more slowly if it keeps failing, so that one bad file does not become a storm. A
+certificate among them is sent anew well before it runs out, and when another authority signs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ KEY_PATIENCE_SECONDS = 30.0
 """How long an agent may take to make its keys before it is asked again."""
 
 
+CERTIFICATE_USE = 2 / 3
+"""The share of its life after which a certificate is issued anew."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
     """What a report says the agent holds."""
@@ -26,6 +31,8 @@ class Holding:
     config_hash: str
     files: Mapping[str, str]
     """By name; empty text for one that is well."""
+    outdated: Collection[str] = ()
+    """Those of them that are well but should not be used for much longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +73,8 @@ def _needed(wanted: Collection[str], config_hash: str, holding: Holding | None) 
     """All files under another hash; under the same one those that are missing or in error."""
     if holding is None or holding.config_hash != config_hash:
         return frozenset(wanted)
-    return frozenset(name for name in wanted if holding.files.get(name, "missing"))
+    outdated = holding.outdated
+    return frozenset(name for name in wanted if holding.files.get(name, "missing") or name in outdated)
 
 
 def _first(wanted: Collection[str], config_hash: str, sent: Sent | None) -> Patch | None:
@@ -74,6 +82,24 @@ def _first(wanted: Collection[str], config_hash: str, sent: Sent | None) -> Patc
     if sent is not None and sent.config_hash == config_hash:
         return None
     return Patch(names=frozenset(wanted), config_hash=config_hash, attempt=0)
+
+
+def outdated(
+    lives_seconds: Mapping[str, float], issued_at_ns: Mapping[str, int], *, signing_since_ns: int, now_ns: int
+) -> frozenset[str]:
+    """The certificates that an agent holds and should be sent anew.
+
+    When each was written is by the agent's clock: one that goes wrong costs a few more patches.
+    """
+    return frozenset(
+        name
+        for name, life_seconds in lives_seconds.items()
+        if name in issued_at_ns
+        and (
+            issued_at_ns[name] < signing_since_ns
+            or now_ns - issued_at_ns[name] >= life_seconds * CERTIFICATE_USE * NS
+        )
+    )
 
 
 def keys_to_ask(

@@ -7,17 +7,18 @@ found, exactly like what does not exist: an operator cannot learn that it does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Protocol
 
 import msgspec
 from google.protobuf.empty_pb2 import Empty
 
-from fleetplane.domains.instances import credentials, ids, rules, wire
+from fleetplane.domains.instances import credentials, ids, listeners, rules, wire
 from fleetplane.domains.instances.credentials import ClientRole
 from fleetplane.domains.instances.error_feed import ErrorFeed
 from fleetplane.domains.instances.groups import Groups
 from fleetplane.domains.instances.kinds import Drain, Instance, InstanceStatus
+from fleetplane.domains.instances.listeners import Activity
 from fleetplane.domains.instances.operator_groups import OperatorGroups, check_key
 from fleetplane.domains.instances.operator_watches import OperatorWatches
 from fleetplane.domains.instances.operators import record_operator
@@ -80,6 +81,7 @@ class OperatorService:
         create_on_demand: CreateOnDemand,
         provider_status: Callable[[Instance], Awaitable[str]],
         errors: ErrorFeed,
+        activity: Activity,
         event_generation: Callable[[str], str],
     ) -> None:
         self._store = store
@@ -92,6 +94,7 @@ class OperatorService:
         self._create = create_on_demand
         self._provider_status = provider_status
         self._errors = errors
+        self._activity = activity
         self._shown = OperatorGroups(store, groups)
         self._tenants = Tenants(store)
         self._watches = OperatorWatches(
@@ -305,9 +308,30 @@ class OperatorService:
     ) -> operator_pb2.GetTenantStatusResponse:
         tenant = _own_tenant(request.tenant, context)
         sleep = self._tenants.get(tenant)
-        if not asleep(sleep, self._clock.now_ns()):
-            return operator_pb2.GetTenantStatusResponse(status=_AWAKE)
-        return operator_pb2.GetTenantStatusResponse(status=_ASLEEP, wake_at=wire.timestamp(sleep.wake_at_ns))
+        sleeping = asleep(sleep, self._clock.now_ns())
+        return operator_pb2.GetTenantStatusResponse(
+            status=_ASLEEP if sleeping else _AWAKE,
+            wake_at=wire.timestamp(sleep.wake_at_ns) if sleeping else None,
+            listeners=self._listeners(tenant),
+        )
+
+    def _listeners(self, tenant: str) -> Iterator[operator_pb2.ListenerActivity]:
+        """Where the tenant is reached, whether an instance is there, and since when it is idle."""
+        configuration = self._groups.configuration
+        if configuration is None:
+            return
+        groups = [view.group for (owner, _), view in self._groups.views().items() if owner == tenant]
+        serving = {
+            instance.spec.group
+            for instance in self._instances.all(tenant)
+            if rules.state(instance) is rules.State.REGISTERED
+        }
+        for listener in listeners.listeners(configuration, groups):
+            yield operator_pb2.ListenerActivity(
+                listener=listener.name,
+                available=not serving.isdisjoint(listener.groups),
+                idle_since=wire.timestamp(self._activity.idle_since_ns(tenant, listener)),
+            )
 
     def _look_at_all(self, tenant: str) -> None:
         for group in self._groups.views().keys() | self._instances.groups():

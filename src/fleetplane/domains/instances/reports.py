@@ -18,6 +18,8 @@ class Report:
     config_hash: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     """Files on the instance: empty text for one that is well, else what is wrong with it."""
+    issued: Mapping[str, int] = field(default_factory=dict)
+    """When those of them that are certificates, and are well, were written, by the agent's clock."""
     termination_action: str = ""
     """Not empty: the provider announced that it will take the instance away."""
     termination_deadline_ns: int | None = None

@@ -23,6 +23,8 @@ from fleetplane.kernel.errors import InvalidArgument
 
 LAST_FIELD_OF_SECOND_GENERATION = 9
 FILES_LIMIT = 256  # in one report; a template has a handful
+CERTIFICATE_SUFFIX = ".crt"
+"""Of every file that agents take for a certificate."""
 TEXT_LIMIT_BYTES = 1024
 GROUP_SIZE_LIMIT = 100_000
 """Ten times what one server was tried with; a slip of the finger must not ask for two billion machines."""
@@ -69,6 +71,7 @@ def _report(message: agent_pb2.HealthReportRequest) -> Report:
         count=message.count,
         config_hash=message.config_hash,
         files=_files(message.files.items()),
+        issued=_issued(message.files.items()),
         termination_action=_notice(message)[0],
         termination_deadline_ns=_notice(message)[1],
         cpu_usage=metrics.cpu_usage if metrics.HasField("cpu_usage") else None,
@@ -84,6 +87,7 @@ def _early_report(message: early_pb2.EarlyHealthReport) -> Report:
         count=message.count,
         config_hash=message.config_hash,
         files=_files(message.files.items()),
+        issued=_issued(message.files.items()),
         termination_action=_notice(message)[0],
         termination_deadline_ns=_notice(message)[1],
         cpu_usage=message.one_minute.cpu_usage if message.HasField("one_minute") else None,
@@ -98,6 +102,14 @@ def _files(entries: Iterable[tuple[str, agent_pb2.FileStatus]]) -> dict[str, str
             raise InvalidArgument(f"files has more than {FILES_LIMIT} entries", field="files")
         files[name] = (status.error or "unknown error")[:TEXT_LIMIT_BYTES] if status.HasField("error") else ""
     return files
+
+
+def _issued(entries: Iterable[tuple[str, agent_pb2.FileStatus]]) -> dict[str, int]:
+    return {
+        name: status.last_modified.ToNanoseconds()
+        for name, status in entries
+        if name.endswith(CERTIFICATE_SUFFIX) and status.HasField("last_modified")
+    }
 
 
 def _notice(

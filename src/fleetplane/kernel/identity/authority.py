@@ -109,6 +109,7 @@ class Authority:
         )
         self._certificate = self._members[0].certificate
         self._accepted = frozenset(member.key_id for member in self._members)
+        self._trust_id = hashlib.sha256(" ".join(sorted(self._accepted)).encode()).hexdigest()[:16]
 
     # Trust.
 
@@ -137,7 +138,7 @@ class Authority:
     @property
     def trust_id(self) -> str:
         """A name for the set of those that are trusted, whatever their order."""
-        return hashlib.sha256(" ".join(sorted(self._accepted)).encode()).hexdigest()[:16]
+        return self._trust_id
 
     def accepts(self, key_id: str) -> bool:
         """Whether certificates by the authority with this key are still good."""

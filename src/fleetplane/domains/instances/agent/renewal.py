@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Final, Protocol
 
 import grpc
@@ -46,6 +47,15 @@ class Trust:
     authority_pem: bytes
     renew: bool
     """Whether our certificate is of an authority that is being replaced."""
+
+
+class Standing(StrEnum):
+    """What the server says of our certificate, and of whom we trust."""
+
+    GOOD = "good"
+    OUTDATED = "outdated"
+    """Another authority signs now."""
+    TRUST_CHANGED = "trust changed"
 
 
 class Renewal(Protocol):
@@ -103,7 +113,11 @@ class CertificateKeeper:
     trust_seconds: float = TRUST_SECONDS
 
     async def until_renewed(self, channel: grpc.aio.Channel, life: Life) -> None:
-        """Return once a newer certificate is on disk, which takes a new connection to use."""
+        """Return once there is something new on disk that takes a new connection to use.
+
+        That is a certificate, or whom to trust: a connection goes on trusting those whom it was made
+        with, and would not find a server again whose authority was replaced.
+        """
         renewal = self.renewal
         renewal_at = life.renewal_at(self.clock.random())
         trust_at = 0.0
@@ -120,8 +134,11 @@ class CertificateKeeper:
                 try:
                     if now >= trust_at:
                         trust_at = now + self.trust_seconds * (0.5 + self.clock.random())
-                        if await self._outdated(renewal, channel):
-                            renewal_at = min(renewal_at, now)
+                        match await self._standing(renewal, channel):
+                            case Standing.TRUST_CHANGED:
+                                return
+                            case Standing.OUTDATED:
+                                renewal_at = min(renewal_at, now)
                     if now >= renewal_at:
                         if await self._renewed(renewal, channel):
                             return
@@ -135,22 +152,22 @@ class CertificateKeeper:
                     renewal = None  # until the next connection, which may be to another server
             await self.clock.sleep(wait)
 
-    async def _outdated(self, renewal: Renewal, channel: grpc.aio.Channel) -> bool:
-        """Take up whom the server says is to be trusted; whether our certificate should be renewed now."""
+    async def _standing(self, renewal: Renewal, channel: grpc.aio.Channel) -> Standing:
+        """Take up whom the server says is to be trusted, and learn how our certificate stands."""
         try:
-            for _ in range(2):
-                held = await asyncio.to_thread(self.folder.authority_pem)
-                found = await renewal.trust(channel, hashlib.sha256(held).hexdigest())
-                if not await asyncio.to_thread(self.folder.trust, found.authority_pem):
-                    return found.renew
-                self.log.info("trust_changed")  # and is asked for again, so that the server knows
+            held = await asyncio.to_thread(self.folder.authority_pem)
+            found = await renewal.trust(channel, hashlib.sha256(held).hexdigest())
+            if await asyncio.to_thread(self.folder.trust, found.authority_pem):
+                self.log.info("trust_changed")
+                return Standing.TRUST_CHANGED
+            return Standing.OUTDATED if found.renew else Standing.GOOD
         except NoSuchMethod:
             self.log.debug("trust_not_told")  # by a server that never replaces its authority
         except grpc.aio.AioRpcError as error:
             self.log.warning("trust_unknown", error=link.words(error))
         except (FleetplaneError, OSError) as error:
             self.log.warning("trust_refused", error=str(error))
-        return False
+        return Standing.GOOD
 
     async def _renewed(self, renewal: Renewal, channel: grpc.aio.Channel) -> bool:
         key = await asyncio.to_thread(self.folder.key)
