@@ -15,11 +15,15 @@ from fleetplane.domains.instances.admin_service import AdminService
 from fleetplane.domains.instances.agent_service import AgentService
 from fleetplane.domains.instances.authority_service import AuthorityService
 from fleetplane.domains.instances.credentials import ClientRole, anonymous, authenticator
+from fleetplane.domains.instances.downloads import Downloads
 from fleetplane.domains.instances.error_feed import ErrorFeed
 from fleetplane.domains.instances.files import Addresses, FileMaker, Secrets
-from fleetplane.domains.instances.groups import Groups
+from fleetplane.domains.instances.groups import Groups, SilencePolicy
+from fleetplane.domains.instances.images import Images
+from fleetplane.domains.instances.infrastructure import Infrastructure, ProviderPlace
 from fleetplane.domains.instances.kinds import KINDS, Instance
-from fleetplane.domains.instances.machinery import Machinery, usable_provider
+from fleetplane.domains.instances.listeners import Activity
+from fleetplane.domains.instances.machinery import Machinery
 from fleetplane.domains.instances.metrics import InstanceCollector
 from fleetplane.domains.instances.operator_service import OperatorService
 from fleetplane.domains.instances.providers.contract import Provider
@@ -106,6 +110,11 @@ class InstanceOptions:
     drain_on_scale_down: bool = True
     first_generation_tenants: frozenset[str] = frozenset()
     """Tenants whose operators expect the first numbering of group events."""
+    silence: SilencePolicy | None = None
+    machine: str = ""
+    """The provider's id of the machine that this server runs on; the leader's address goes there."""
+    userdata_hosts: frozenset[str] = frozenset()
+    """Hosts of user data that may be in a private network."""
     advertise_listeners: bool = False
     """Tell agents the addresses that are really bound, instead of the document's `advertise`."""
 
@@ -121,17 +130,16 @@ class InstanceDomain:
         provider: Provider | None = None,
     ) -> None:
         """`provider` is for those who bring their own; without it the configuration names one."""
-        self._provider = provider
         self._kernel = kernel
         self._nonces = nonces
         self._options = options
         self._bound: Mapping[str, Sequence[str]] = {}
         self._configured = asyncio.Event()
-        self._machinery: Machinery | None = None
         self._revocations = kernel.revocations
         self._sessions = Sessions(self._revocations)
         self._instances = Instances(kernel.store)
         self._reports = Reports(kernel.clock)
+        self._activity = Activity(kernel.clock)
         self._errors = ErrorFeed(kernel.clock)
         self._explanations = Explanations()
         self._groups = Groups(
@@ -140,8 +148,27 @@ class InstanceDomain:
             objects,
             shard=options.shard,
             drain_on_scale_down=options.drain_on_scale_down,
+            trust=lambda: kernel.authority.trust_id if kernel.authority.changes else "",
+            silence=options.silence,
+        )
+        self._infrastructure = Infrastructure(
+            self._groups,
+            self._instances,
+            self._explanations,
+            ProviderPlace(
+                state_directory=options.state_directory,
+                environment=options.environment,
+                kind=options.provider,
+            ),
+            make=self._made,
+            clock=kernel.clock,
+            brought=provider,
         )
         self._groups.on_change(lambda _changed: self._configured.set())
+        self._groups.on_change(lambda _changed: self._activity.keep(set(self._groups.views())))
+        kernel.authority.subscribe(self._groups.trust_changed)
+        self._images = Images(kernel.clock)
+        self._downloads = Downloads(objects, kernel.clock, private_hosts=options.userdata_hosts)
         secrets = Secrets(objects, kernel.master)
         self._files = FileMaker(
             objects=objects,
@@ -149,12 +176,15 @@ class InstanceDomain:
             authority=kernel.authority,
             addresses=self.addresses,
             now_ns=kernel.clock.now_ns,
+            images=self._images.ids,
         )
         self._agents = AgentService(
             instances=self._instances,
             groups=self._groups,
             reports=self._reports,
+            activity=self._activity,
             files=self._files,
+            authority=kernel.authority,
             sessions=self._sessions,
             clock=kernel.clock,
             look_at=self.look_at,
@@ -172,6 +202,7 @@ class InstanceDomain:
             create_on_demand=self._create_on_demand,
             provider_status=self._provider_status,
             errors=self._errors,
+            activity=self._activity,
             event_generation=self._event_generation,
         )
         registration = RegistrationService(kernel.store, kernel.authority, nonces, self._groups, kernel.clock)
@@ -204,7 +235,7 @@ class InstanceDomain:
             Service(listener=ADMIN, descriptor=_AUTHORITY, servicer=authorities),
         )
         self.collectors: Sequence[Collector] = (
-            InstanceCollector(self._instances, self._groups, self._reports),
+            InstanceCollector(self._instances, self._groups, self._reports, self._held),
             SessionCollector(self._sessions, domain=BLUEPRINT.name),
             ReconcileCollector(self._controllers),
         )
@@ -249,25 +280,13 @@ class InstanceDomain:
             tasks.create_task(self._operators.run())
             tasks.create_task(self._run_machinery())
 
-    async def _usable_provider(self) -> Provider:
-        """The provider of the document in force, once there is one that can be had.
-
-        A server that cannot make instances still serves everyone else: it says what is wrong, and
-        tries again until a document is right.
-        """
-        await self._configured.wait()
-        return self._provider or await usable_provider(
-            self._groups,
-            self._options.provider,
-            state_directory=self._options.state_directory,
-            environment=self._options.environment,
-            clock=self._kernel.clock,
-        )
-
     async def _run_machinery(self) -> None:
-        provider = await self._usable_provider()
+        await self._configured.wait()
+        await self._infrastructure.run()
+
+    def _made(self, provider: Provider) -> Machinery:
         kernel = self._kernel
-        self._machinery = Machinery(
+        return Machinery(
             store=kernel.store,
             instances=self._instances,
             groups=self._groups,
@@ -277,12 +296,13 @@ class InstanceDomain:
             nonces=self._nonces,
             authority=kernel.authority,
             addresses=self.addresses,
+            images=self._images,
+            downloads=self._downloads,
+            machine=self._options.machine,
             clock=kernel.clock,
             complain=self._errors.tell,
             gone=self._gone,
         )
-        self._explanations.register(self._machinery.controller.reconciler)
-        await self._machinery.run()
 
     def drain(self) -> None:
         self._operators.close()
@@ -310,16 +330,23 @@ class InstanceDomain:
         )
 
     def _controllers(self) -> Sequence[Reconciler]:
-        return () if self._machinery is None else (self._machinery.controller.reconciler,)
+        return () if self._machinery is None else self._machinery.reconcilers
 
     def look_at(self, tenant: str, group: str) -> None:
         if self._machinery is not None:
             self._machinery.controller.look_at(tenant, group)
 
+    @property
+    def _machinery(self) -> Machinery | None:
+        return self._infrastructure.machinery
+
     def _required(self) -> Machinery:
         if self._machinery is None:
             raise FailedPrecondition("no configuration is in force, so there is nobody to make instances")
         return self._machinery
+
+    def _held(self) -> int:
+        return 0 if self._machinery is None else self._machinery.controller.held
 
     def _agent_went(self, instance: Instance) -> None:
         if self._machinery is not None:

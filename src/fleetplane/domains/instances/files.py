@@ -25,8 +25,12 @@ from fleetplane.kernel.identity.profile import LeafProfile, LeafUsage
 from fleetplane.kernel.objects import Objects
 
 SECRET_PREFIX = "cluster/secret/"  # noqa: S105  # where they lie, not what they are
-RENEW_BEFORE = 0.33
-"""The share of its life that a kept certificate must still have ahead of it to be sent again."""
+RESEND_SHARE = 0.1
+"""The share of its life for which a certificate is kept and sent again. How old one is that an agent
+holds is told by when the agent wrote it, so what is written must be nearly new."""
+
+_AUTHORITY_FIELD = "CACert"
+"""How templates name the certificates of the authorities."""
 
 
 class NotReady(Unavailable):
@@ -66,20 +70,22 @@ class Kept:
     """A certificate that was issued and may be sent again."""
 
     pem: bytes
-    fingerprint: tuple[str, LeafProfile]
-    renew_at_ns: int
+    fingerprint: tuple[str, LeafProfile, str]
+    """The key it is for, what stands in it, and the authority that signed it."""
+    until_ns: int
 
 
 class FileMaker:
     def __init__(
         self, *, objects: Objects, secrets: Secrets, authority: Authority, addresses: Callable[[], Addresses],
-        now_ns: Callable[[], int],
+        now_ns: Callable[[], int], images: Callable[[Configuration], Mapping[str, str]],
     ) -> None:  # fmt: skip
         self._objects = objects
         self._secrets = secrets
         self._authority = authority
         self._addresses = addresses
         self._now_ns = now_ns
+        self._images = images
         self._certificates: dict[tuple[str, str], Kept] = {}
 
     def forget(self, instance: str) -> None:
@@ -117,7 +123,7 @@ class FileMaker:
             configuration,
             group,
             instance_id=instance.name,
-            ca_cert=self._authority.certificate_pem.decode(),
+            ca_cert=self._authority.trust_pem.decode(),
             advertise=msgspec.structs.replace(
                 configuration.shard.advertise,
                 registration_addr=places.registration,
@@ -128,7 +134,7 @@ class FileMaker:
             fqdn=status.hostname,
             ip4=status.private_ipv4,
             ip6=status.private_ipv6,
-            images={name: image.fallback or "" for name, image in configuration.images.items()},
+            images=self._images(configuration),
             nonce=nonce,
         )
 
@@ -176,16 +182,16 @@ class FileMaker:
                 f"{name}: there is no certificate {file.template!r} in the configuration"
             )
         profile = _profile(certificate, data)
-        fingerprint = (pem, profile)
+        fingerprint = (pem, profile, self._authority.key_id)
         kept = self._certificates.get((instance.name, name))
-        if kept is None or kept.fingerprint != fingerprint or self._now_ns() >= kept.renew_at_ns:
+        if kept is None or kept.fingerprint != fingerprint or self._now_ns() >= kept.until_ns:
             public_key = credentials.load_public_key(pem.encode(), field="public_key_pem")
             issued = self._authority.issue_leaf(public_key, profile)
             life_ns = round(issued.not_after.timestamp() * 1e9) - self._now_ns()
             kept = Kept(
                 pem=issued.leaf_pem,
                 fingerprint=fingerprint,
-                renew_at_ns=self._now_ns() + round(life_ns * (1 - RENEW_BEFORE)),
+                until_ns=self._now_ns() + round(life_ns * RESEND_SHARE),
             )
             self._certificates[instance.name, name] = kept
         return kept.pem
@@ -202,6 +208,22 @@ def keys_wanted(group: EffectiveGroup) -> set[str]:
     return {
         key_name(file) for file in group.files.values() if file.kind == "certificate" and file.key is not None
     }
+
+
+def names_authority(group: EffectiveGroup) -> bool:
+    """Whether a file of the group may hold the certificates of the authorities."""
+    return any(_AUTHORITY_FIELD in str((file.template, file.source)) for file in group.files.values())
+
+
+def certificate_lives(configuration: Configuration, group: EffectiveGroup) -> dict[str, float]:
+    """How long each certificate file of the group is good for, in seconds."""
+    lives = {}
+    for name, file in group.files.items():
+        if file.kind == "certificate" and isinstance(file.template, str):
+            certificate = configuration.certificates.get(file.template)
+            if certificate is not None:
+                lives[name] = float(certificate.ttl_hours) * 3600.0
+    return lives
 
 
 def _profile(certificate: Certificate, data: TemplateData) -> LeafProfile:

@@ -16,10 +16,12 @@ from fleetplane.domains.instances.configuration import Configuration, parse
 from fleetplane.domains.instances.configuration.hashes import infra_hash, runtime_hash
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup, effective, on_demand
 from fleetplane.domains.instances.credentials import DEFAULT_LIFE_HOURS, ClientRole
+from fleetplane.domains.instances.files import names_authority
 from fleetplane.domains.instances.kinds import GROUP, Instance
 from fleetplane.domains.instances.registry import Instances, tenant_of
 from fleetplane.domains.instances.rules import Policy
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, NotFound
+from fleetplane.kernel.identity.enrolment import digest
 from fleetplane.kernel.objects import Objects
 from fleetplane.kernel.store import Store
 
@@ -74,16 +76,20 @@ class Groups:
         *,
         shard: str,
         drain_on_scale_down: bool,
-        silence: SilencePolicy = SilencePolicy(),
+        silence: SilencePolicy | None = None,
+        trust: Callable[[], str] = lambda: "",
     ) -> None:
+        """`trust` names the authorities that are trusted, once they are others than in the beginning."""
         self._store = store
         self._instances = instances
         self._objects = objects
         self._shard = shard
         self._drain_on_scale_down = drain_on_scale_down
-        self._silence = silence
+        self._silence = silence or SilencePolicy()
+        self._admit: Callable[[Configuration], None] = lambda _configuration: None
+        self._trust = trust
         self._loaded: Loaded | None = None
-        self._views: tuple[tuple[str, int], Mapping[GroupKey, GroupView]] | None = None
+        self._views: tuple[tuple[str, int, str], Mapping[GroupKey, GroupView]] | None = None
         self._unresolved: dict[GroupKey, str] = {}
         self._listeners: list[Callable[[set[GroupKey]], None]] = []
 
@@ -117,12 +123,17 @@ class Groups:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
+    def admit(self, check: Callable[[Configuration], None]) -> None:
+        """Have every new document looked at before it comes into force; what `check` raises refuses it."""
+        self._admit = check
+
     async def refresh(self) -> Refreshed:
         """Read the document again and put it in force if it is good."""
         before = self._loaded
         found = await self._read()
         if before is not None and found.etag == before.etag:
             return Refreshed(updated=False, before=before.etag, after=before.etag)
+        self._admit(found.configuration)
         old = self.views()
         self._loaded = found
         new = self.views()
@@ -133,6 +144,14 @@ class Groups:
         for listener in tuple(self._listeners):
             listener(changed)
         return Refreshed(updated=True, before=before.etag if before else "", after=found.etag)
+
+    def trust_changed(self) -> None:
+        """Other authorities are trusted: files that name them are others now."""
+        old = self._views[1] if self._views is not None else {}
+        new = self.views()
+        changed = {key for key in old.keys() & new.keys() if old[key] != new[key]}
+        for listener in self._listeners:
+            listener(changed)
 
     async def _read(self) -> Loaded:
         for path in (f"shard/{self._shard}/config.jsonc", f"config/{self._shard}.jsonc"):
@@ -156,7 +175,7 @@ class Groups:
         """Every group there is, by tenant and key."""
         if self._loaded is None:
             return {}
-        at = (self._loaded.etag, self._store.kind_revision(GROUP))
+        at = (self._loaded.etag, self._store.kind_revision(GROUP), self._trust())
         if self._views is None or self._views[0] != at:
             self._views = (at, self._compute(self._loaded.configuration))
         return self._views[1]
@@ -173,10 +192,14 @@ class Groups:
                 self._unresolved[tenant, key] = error.message
                 continue
             if group is not None:
-                views[tenant, key] = GroupView(
-                    group=group, runtime_hash=runtime_hash(group), infra_hash=infra_hash(group)
-                )
+                views[tenant, key] = self._view(group)
         return views
+
+    def _view(self, group: EffectiveGroup) -> GroupView:
+        runtime = runtime_hash(group)
+        if (trust := self._trust()) and names_authority(group):
+            runtime = "sha256:" + digest(f"{runtime} {trust}")
+        return GroupView(group=group, runtime_hash=runtime, infra_hash=infra_hash(group))
 
     def view(self, tenant: str, key: str) -> GroupView | None:
         return self.views().get((tenant, key))
@@ -209,7 +232,7 @@ class Groups:
             subnet_pool=subnet_pool,
             vars=variables,
         )
-        return GroupView(group=group, runtime_hash=runtime_hash(group), infra_hash=infra_hash(group))
+        return self._view(group)
 
     def unresolved(self, tenant: str, key: str) -> str:
         """Why a group is neither there nor gone and must be left alone; empty if it is one of the two."""
