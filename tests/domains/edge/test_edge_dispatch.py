@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import grpc
+import msgspec
 import pytest
 from edge_streams_rig import Daemon, Rig, legacy, ok, streams_rig, until
 
@@ -20,7 +21,7 @@ from fleetplane.domains.edge.streams import StreamPolicy
 from fleetplane.domains.edge.wire import Progress
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
-from fleetplane.kernel.commands import Command
+from fleetplane.kernel.commands import COMMAND_TARGET, Command, State
 from fleetplane.kernel.errors import InvalidArgument
 
 Code = grpc.StatusCode
@@ -349,6 +350,52 @@ async def test_a_command_for_someone_who_is_away_ends_at_once_or_waits_if_asked_
         await daemon.open()
         assert (await daemon.next("invoke_tool")).command_id == public_id(later)
         daemon.leave()
+
+
+async def test_what_may_be_repeated_is_sent_again_only_to_those_who_would_recognise_it(
+    tmp_path: Path,
+) -> None:
+    async with streams_rig(tmp_path) as rig:
+        ours, field = await rig.daemon(), await rig.daemon(legacy=True)
+        await ours.open()
+        await field.open_legacy()
+        command = await rig.issue(ours, field, wait=True, repeatable=True)
+        for daemon in (ours, field):
+            await daemon.next("invoke_tool")
+            daemon.leave()
+        await until(lambda: rig.outcome(command, field) == "failed")
+        await until(lambda: not rig.side.presences.is_connected(ours.node_id))
+        assert rig.outcome(command, ours) == "sent"
+        await ours.open()
+        assert (await ours.next("invoke_tool")).command_id == public_id(command)
+        ours.leave()
+
+
+async def test_a_restart_does_not_make_a_daemon_in_the_field_work_twice(tmp_path: Path) -> None:
+    async with streams_rig(tmp_path) as rig:
+        field = await rig.daemon(legacy=True)
+        waiting = await rig.issue(field, wait=True, repeatable=True)
+        await _mark_sent(rig, waiting, field)
+    async with streams_rig(tmp_path) as rig:
+        again = await rig.client(field.identity, legacy=True)
+        assert rig.outcome(waiting, again) == "sent"
+        later = await rig.issue(again, wait=True, repeatable=True)
+        await again.open_legacy()
+        assert (await again.next("invoke_tool")).command_id == public_id(later)
+        assert rig.outcome(waiting, again) == "failed"
+        again.leave()
+
+
+async def _mark_sent(rig: Rig, command: Command, daemon: Daemon) -> None:
+    """As a server leaves it behind that died right after it had sent a command."""
+    target = rig.target(command, daemon)
+    assert target.status is not None
+    run_by_ns = rig.clock.now_ns() + 60_000_000_000
+    sent = msgspec.structs.replace(target.status, state=State.SENT, deliveries=1, run_by_ns=run_by_ns)
+    await rig.store.transact(
+        lambda draft: draft.put(COMMAND_TARGET, target.scope, target.name, spec=target.spec, status=sent),
+        actor="test", action="test", touches=[target.key],
+    )  # fmt: skip
 
 
 async def test_a_daemon_that_does_not_read_is_let_go(tmp_path: Path) -> None:

@@ -174,6 +174,19 @@ class Dispatcher:
                 self._calls_bytes -= len(oldest)
         return found
 
+    # Streams that open and end.
+
+    async def arrived(self, live: Live) -> None:
+        """Send what waits, and again what may have been lost, to those who would recognise it."""
+        if live.dialect is Dialect.LEGACY:
+            await self.lost(live)  # what an earlier server had sent it
+        await self.ledger.arrived(live.node_id)
+
+    async def lost(self, live: Live) -> None:
+        """Daemons in the field would do twice what they are sent twice, so they are not."""
+        recognises = live.dialect is not Dialect.LEGACY
+        await self.ledger.lost(live.node_id, detail=DISCONNECTED, recognises=recognises)
+
     # What daemons say.
 
     async def result(self, live: Live, event: tolerant_pb2.CommandResult) -> Dialect | None:

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from fleetplane.domains.edge import wire
 from fleetplane.domains.edge.controller import ROTATED, EdgeController
-from fleetplane.domains.edge.dispatch import DISCONNECTED, Dispatcher
+from fleetplane.domains.edge.dispatch import Dispatcher
 from fleetplane.domains.edge.envelope import EventKind
 from fleetplane.domains.edge.kinds import Desired, Dialect, EdgeNode, principal_name
 from fleetplane.domains.edge.presence import STREAM, Live, Presences
@@ -171,7 +171,7 @@ class EdgeStreams:
 
     async def _send_waiting(self, live: Live) -> None:
         try:
-            await self._dispatcher.ledger.arrived(live.node_id)
+            await self._dispatcher.arrived(live)
         except FleetplaneError as error:  # they stay written down, and go out with the next stream
             log.warning("edge.commands_not_sent", node=live.node_id, error=error.message)
 
@@ -254,7 +254,7 @@ class EdgeStreams:
         self._controller.left(live)
         log.info("edge.disconnected", node=live.node_id, tenant=live.tenant, reason=live.session.reason)
         try:
-            await self._dispatcher.ledger.lost(live.node_id, detail=DISCONNECTED)
+            await self._dispatcher.lost(live)
         except FleetplaneError as error:  # their deadlines end them then
             log.warning("edge.commands_not_ended", node=live.node_id, error=error.message)
 

@@ -210,21 +210,25 @@ class Commands:
             if found is not None and state_of(found) is State.WAITING:
                 await self._deliver(await self._move([Move(key=key, steps=(Step.HAND_OVER,))]))
 
-    async def lost(self, target: str, *, detail: str = "the session ended") -> None:
-        """The target's session ended: nobody will answer for what cannot be sent again."""
-        await self._lose(self._index.of(target), detail)
+    async def lost(self, target: str, *, detail: str = "the session ended", recognises: bool = True) -> None:
+        """The target's session ended: nobody will answer for what cannot be sent again.
+
+        That is everything it may have, if it does not recognise what it has seen.
+        """
+        await self._lose(self._index.of(target), detail, recognises=recognises)
 
     async def all_lost(self, *, detail: str = "the server was restarted") -> None:
         """No target has a session, as after a restart."""
         await self._lose(self._index.everything(), detail)
 
-    async def _lose(self, keys: Iterable[Key], detail: str) -> None:
+    async def _lose(self, keys: Iterable[Key], detail: str, *, recognises: bool = True) -> None:
         moves = []
         for key in keys:
             target = self._find(key)
             command = self._of_target(target) if target is not None else None
-            if command is not None:
-                leaving = (Step.LOST,) if command.spec.wait else (Step.LOST, Step.NOBODY)
+            if target is not None and command is not None:
+                lost = Step.LOST if recognises or state_of(target) not in UNDER_WAY else Step.FAILED
+                leaving = (lost,) if command.spec.wait else (lost, Step.NOBODY)
                 moves.append(Move(key=key, steps=leaving, detail=detail))
         await self._move(moves)
 
