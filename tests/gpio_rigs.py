@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Protocol
 
 import gpiod
+from gpiod import _ext
 from gpiod.line import Bias, Value
 from gpiod.line import Direction as KernelDirection
+from gpiod.line_settings import _line_settings_to_ext
 
 from fleetplane.domains.boards.agent.gpio.gpiod_chip import Config, KernelRequest, open_header_chip
 from fleetplane.domains.boards.agent.gpio.port import Chip, Direction, Pull
@@ -101,6 +103,7 @@ class KernelDouble:
         assert settings is not None
         assert consumer is not None
         assert len(consumer) < 32
+        must_suit_the_library(offset, settings)
         self.must_work()
         wire = self.board.wires[offset]
         if wire.consumer is not None:
@@ -141,6 +144,7 @@ class RequestDouble:
         self._chip.must_work()
         settings = config[self._offset]
         assert settings is not None
+        must_suit_the_library(self._offset, settings)
         assert settings.direction is not KernelDirection.AS_IS, "the kernel wants a direction here"
         apply(self._wire, settings)
 
@@ -148,6 +152,11 @@ class RequestDouble:
         self._wire.consumer = None
         self._wire.direction = Direction.INPUT
         self._wire.settle()
+
+
+def must_suit_the_library(offset: int, settings: gpiod.LineSettings) -> None:
+    """The C library checks what it is given before the kernel does, and needs no chip for that."""
+    _ext.LineConfig().add_line_settings([offset], _line_settings_to_ext(settings))
 
 
 def apply(wire: Wire, settings: gpiod.LineSettings) -> None:

@@ -85,3 +85,25 @@ async def test_a_closed_thread_takes_nothing_more_and_closing_twice_is_harmless(
     await thread.close()
     with pytest.raises(Unavailable):
         await thread.call(lambda: 1)
+
+
+async def test_the_last_call_happens_even_if_whoever_closes_is_hurried() -> None:
+    thread, free, done = HardwareThread("test"), threading.Event(), threading.Event()
+    waiting = asyncio.create_task(thread.call(free.wait))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(thread.close(done.set))
+    await asyncio.sleep(0.01)
+    closing.cancel()
+    await asyncio.gather(closing, return_exceptions=True)
+    assert not done.is_set()
+    free.set()
+    assert await asyncio.to_thread(done.wait, 5)
+    await waiting
+
+
+async def test_what_the_last_call_raises_is_not_lost() -> None:
+    def refuse() -> None:
+        raise NotFound("no")
+
+    with pytest.raises(NotFound):
+        await HardwareThread("test").close(refuse)

@@ -86,8 +86,10 @@ class Buses:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._spi.close()
-        await self._i2c.close()
+        try:
+            await self._spi.close()
+        finally:
+            await self._i2c.close()
 
     async def spi_exchange(self, channel: int, data: bytes, *, user: str) -> bytes:
         return await self._spi_transfer("spi_transfer", channel, data, len(data), user)
@@ -189,8 +191,7 @@ class _Ports(Generic[P]):
         return await self._thread.call(lambda: self._work(number, work))
 
     async def close(self) -> None:
-        await self._thread.call(self._close_all)
-        await self._thread.close()
+        await self._thread.close(self._close_all)
 
     def _work(self, number: int, work: Callable[[P], T]) -> T:
         port = self._open.get(number)

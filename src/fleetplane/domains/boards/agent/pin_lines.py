@@ -65,13 +65,15 @@ class PinLines:
 
     @property
     def label(self) -> str:
-        """Of the open chip; empty while there is none."""
-        return self._chip.label if self._chip is not None else ""
+        """Of the open chip; empty while there is none. May be asked by any thread."""
+        chip = self._chip
+        return chip.label if chip is not None else ""
 
     @property
     def missing(self) -> str:
-        """Why there is no chip; empty while nobody looked, or there is one."""
-        return self._missing.message if self._missing is not None else ""
+        """Why there is no chip; empty while nobody looked, or there is one. May be asked by any thread."""
+        missing = self._missing
+        return missing.message if missing is not None else ""
 
     def open(self) -> Chip:
         """The chip, looked for again now and then if it was not there."""

@@ -56,7 +56,7 @@ class Pins:
         self._expiry: float | None = None
 
     def __repr__(self) -> str:
-        return f"<Pins {self._lines} waiting={self._thread.waiting}>"
+        return f"<Pins chip={self.chip_label or None} waiting={self._thread.waiting}>"
 
     async def __aenter__(self) -> Self:
         """Opens the chip if there is one. A board without pins still has everything else."""
@@ -66,10 +66,7 @@ class Pins:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        try:
-            await self._thread.call(self._bank.close)
-        finally:
-            await self._thread.close()
+        await self._thread.close(self._bank.close)
 
     @property
     def available(self) -> bool:
@@ -136,7 +133,7 @@ class Pins:
         return await self._thread.call(self._bookkeeping(self._bank.states))
 
     async def control_lost(self) -> None:
-        """The control plane is out of reach: make safe what is configured for that."""
+        """The control plane is out of reach: make safe what is configured for that. Say it once a loss."""
         await self._thread.call(self._bookkeeping(self._bank.lose_control))
 
     async def run(self) -> None:

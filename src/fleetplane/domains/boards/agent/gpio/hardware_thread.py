@@ -51,9 +51,7 @@ class HardwareThread:
             raise Unavailable(f"{self._name} is stopped", details={"cause": "stopped"})
         if self._jobs.qsize() >= self._waiting_limit:
             raise HardwareOverloaded(f"{self._waiting_limit} calls wait for {self._name} already")
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+        self._ensure_thread()
         job: Future[T] = Future()
         self._jobs.put((job, work))
         try:
@@ -65,12 +63,31 @@ class HardwareThread:
                 hint="see `dmesg` for what holds it up",
             ) from None
 
-    async def close(self) -> None:
-        """Let what waits finish, within limits; a thread still stuck by then is left behind."""
+    async def close(self, last: Callable[[], None] | None = None) -> None:
+        """Let what waits finish, then `last`, which no cancellation can drop any more.
+
+        A thread still stuck when the time is up is left behind, and HardwareSilent says so.
+        """
+        if self._closed:
+            return
         self._closed = True
-        if self._thread is not None:
-            self._jobs.put(None)
-            await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
+        job: Future[None] = Future()
+        if last is not None:
+            self._ensure_thread()
+            self._jobs.put((job, last))
+        if self._thread is None:
+            return
+        self._jobs.put(None)
+        await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
+        if self._thread.is_alive():
+            raise HardwareSilent(f"{self._name} did not stop within {JOIN_SECONDS:g} s")
+        if last is not None:
+            job.result()
+
+    def _ensure_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
         while (entry := self._jobs.get()) is not None:
