@@ -1,0 +1,15 @@
+"""A server for boards, for the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from boards_rig import BoardsRig, boards_rig
+
+
+@pytest.fixture
+async def rig(tmp_path: Path) -> AsyncIterator[BoardsRig]:
+    async with boards_rig(tmp_path) as made:
+        yield made
