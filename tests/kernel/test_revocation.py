@@ -122,3 +122,32 @@ async def test_a_revocation_names_one_thing_and_a_reason(
 ) -> None:
     with pytest.raises(InvalidArgument):
         await revocations.revoke(serial=serial, principal=principal, reason=reason, actor="a")
+
+
+async def test_a_principal_is_revoked_and_accepted_again_within_someone_elses_transaction(
+    store: Store, revocations: Revocations
+) -> None:
+    told: list[str | None] = []
+    revocations.subscribe(lambda revoked: told.append(revoked.principal))
+    key = revocation.revocation_key("edge/n-1")
+    for _ in range(2):  # the second time changes nothing
+        await store.transact(
+            lambda draft: revocations.revoke_within(draft, "edge/n-1", reason="lost", actor="alice"),
+            actor="alice",
+            action="test",
+            touches=[key],
+        )
+    assert told == []
+    revocations.announce("edge/n-1")
+    revocations.announce("edge/n-2")
+    assert told == ["edge/n-1"]
+    with pytest.raises(Unauthenticated):
+        revocations.check(principal="edge/n-1")
+    for _ in range(2):
+        await store.transact(
+            lambda draft: revocations.lift_within(draft, "edge/n-1"),
+            actor="alice",
+            action="test",
+            touches=[key],
+        )
+    revocations.check(principal="edge/n-1")

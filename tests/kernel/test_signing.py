@@ -108,6 +108,16 @@ async def test_a_token_expires_by_the_injected_clock(keys: SigningKeys, clock: V
     assert cause(keys, token) == "expired"
 
 
+async def test_an_expired_token_tells_its_claims_to_who_judges_its_end_itself(
+    keys: SigningKeys, clock: VirtualClock
+) -> None:
+    token = keys.sign({"sub": "i-1"}, life_seconds=60)
+    await clock.advance(3600)
+    assert keys.verify(token, expired_too=True)["sub"] == "i-1"
+    future = keys.sign({"nbf": clock.now_ns() // 10**9 + 60}, life_seconds=120)
+    assert cause(keys, future, expired_too=True) == "premature"
+
+
 async def test_a_token_from_the_future_is_premature(keys: SigningKeys, clock: VirtualClock) -> None:
     token = keys.sign({"nbf": clock.now_ns() // 10**9 + 60}, life_seconds=3600)
     assert cause(keys, token) == "premature"

@@ -25,6 +25,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.identity.revocation import Revocations
+from fleetplane.kernel.identity.signing import LONGEST_LIFE_SECONDS
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import Authentication, Authenticator, Connection, MethodRow, Rate
@@ -136,6 +137,7 @@ class IdentitySide:
         tokens = await NodeTokens.load(
             store, master, clock, issuer=issuer or policy.role.issuer, endpoint=endpoint,
             server_public_key=key.public_key,
+            longest_life_seconds=max(LONGEST_LIFE_SECONDS, policy.node_token_seconds),
         )  # fmt: skip
         return cls(
             store, clock, tokens=tokens, key=key, revocations=revocations, operators=operators,
@@ -162,4 +164,7 @@ class IdentitySide:
 
     async def sweep(self) -> int:
         """Forget what nobody can use any more; how much that was."""
-        return await self.nodes.sweep() + await self.enrollments.sweep()
+        swept = [
+            await self.nodes.sweep(), await self.enrollments.sweep(), await self.worker_admission.sweep(),
+        ]  # fmt: skip
+        return sum(swept)

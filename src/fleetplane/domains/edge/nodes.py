@@ -1,7 +1,7 @@
-"""The daemons that were let in: finding them, and what operators and their streams change about them.
+"""The daemons that were let in: finding them, and what operators change about them.
 
-A tenant sees its own daemons and no others; whatever is not its own does not exist for it. Which
-state a daemon is in is worked out by its stream's side and only written down here.
+A tenant sees its own daemons and no others; whatever is not its own does not exist for it. In which
+state a daemon is, is its stream's side to say.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from fleetplane.domains.edge.kinds import (
     BLACKLISTED,
     EDGE_NODE,
     NODE_CLAIM,
-    Capabilities,
     Desired,
     EdgeNode,
     NodeSpec,
@@ -241,45 +240,6 @@ class Nodes:
         if self.find(node.name) is None:
             self._revocations.announce(principal_name(node.name))
 
-    # What streams write down.
-
-    async def note_status(
-        self, node: EdgeNode, decide: Callable[[EdgeNode], NodeStatus], *, action: str = "edge.status"
-    ) -> EdgeNode | None:
-        """The record with the status that `decide` makes of it; None if there is no such node any more.
-
-        `decide` must be pure. A revoked node's state is not changed by whatever its stream does.
-        """
-
-        def change(draft: Draft) -> EdgeNode | None:
-            current = draft.get(EDGE_NODE, node.scope, node.name)
-            if current is None or current.spec.revoked_at_ns is not None:
-                return current
-            return draft.put(EDGE_NODE, node.scope, node.name, spec=current.spec, status=decide(current))
-
-        done = await self._store.transact(
-            change, actor=principal_name(node.name), action=action, touches=[node.key]
-        )
-        return done.value
-
-    async def note_state(self, node: EdgeNode, state: NodeState) -> EdgeNode | None:
-        now_ns = self._clock.now_ns()
-
-        def decide(current: EdgeNode) -> NodeStatus:
-            status = current.status or NodeStatus(state=state, since_ns=now_ns)
-            return status if status.state is state else _replaced(status, state=state, since_ns=now_ns)
-
-        return await self.note_status(node, decide, action=f"edge.{state.value}")
-
-    async def note_capabilities(self, node: EdgeNode, capabilities: Capabilities) -> EdgeNode | None:
-        now_ns = self._clock.now_ns()
-
-        def decide(current: EdgeNode) -> NodeStatus:
-            status = current.status or NodeStatus(state=NodeState.DISCONNECTED, since_ns=now_ns)
-            return _replaced(status, capabilities=capabilities)
-
-        return await self.note_status(node, decide, action="edge.capabilities")
-
     # Housekeeping.
 
     async def sweep(self, *, actor: str = "system/edge") -> int:
@@ -313,10 +273,6 @@ def check_tags(tags: Iterable[str]) -> tuple[str, ...]:
                 field="tags",
             )
     return found
-
-
-def _replaced(status: NodeStatus, **changed: object) -> NodeStatus:
-    return msgspec.structs.replace(status, **changed)
 
 
 def _not_found(node_id: str) -> NotFound:

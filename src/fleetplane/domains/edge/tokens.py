@@ -31,7 +31,7 @@ from fleetplane.domains.edge.kinds import (
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, Unauthenticated
 from fleetplane.kernel.identity import MasterKey
-from fleetplane.kernel.identity.signing import LEEWAY_SECONDS, SigningKeys
+from fleetplane.kernel.identity.signing import LEEWAY_SECONDS, LONGEST_LIFE_SECONDS, SigningKeys
 from fleetplane.kernel.store import Draft, Store
 
 PURPOSE = "edge-tokens"
@@ -130,8 +130,12 @@ class NodeTokens:
         issuer: str,
         endpoint: Callable[[], str],
         server_public_key: bytes,
+        longest_life_seconds: float = LONGEST_LIFE_SECONDS,
     ) -> NodeTokens:
-        keys = await SigningKeys.load_or_create(store, master, clock, purpose=PURPOSE, algorithm="RS256")
+        keys = await SigningKeys.load_or_create(
+            store, master, clock, purpose=PURPOSE, algorithm="RS256",
+            longest_life_seconds=longest_life_seconds,
+        )  # fmt: skip
         return cls(keys, store, clock, issuer=issuer, endpoint=endpoint, server_public_key=server_public_key)
 
     @property

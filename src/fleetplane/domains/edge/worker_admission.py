@@ -33,6 +33,8 @@ from fleetplane.kernel.store import Draft, Store
 SECRET_BYTES = 32
 TOKEN_LIMIT_SECONDS = 7 * 86_400.0
 ATTEMPTS = 3
+"""At a transaction whose node was changed under it."""
+SWEEP_BATCH = 256
 
 
 class WorkerAdmission:
@@ -63,6 +65,18 @@ class WorkerAdmission:
             actor=actor, action="edge.issue_worker_token", touches=[WORKER_TOKEN.key("", token_id)],
         )  # fmt: skip
         return f"{token_id}.{secret}"
+
+    async def sweep(self, *, actor: str = "system/edge") -> int:
+        """Forget tokens that have expired; how many."""
+        now_ns = self._clock.now_ns()
+        ended = [found.name for found in self._store.list(WORKER_TOKEN) if found.spec.expires_at_ns < now_ns]
+        for start in range(0, len(ended), SWEEP_BATCH):
+            names = ended[start : start + SWEEP_BATCH]
+            await self._store.transact(
+                partial(_forget, names=names), actor=actor, action="edge.sweep_worker_tokens",
+                touches=[WORKER_TOKEN.key("", name) for name in names],
+            )  # fmt: skip
+        return len(ended)
 
     # Nodes.
 
@@ -146,6 +160,12 @@ class WorkerAdmission:
         assert record is not None
         spec = msgspec.structs.replace(record.spec, redeemed_at_ns=draft.now_ns)
         draft.put(WORKER_TOKEN, "", record.name, spec=spec)
+
+
+def _forget(draft: Draft, names: list[str]) -> None:
+    for name in names:
+        if draft.get(WORKER_TOKEN, "", name) is not None:
+            draft.delete(WORKER_TOKEN, "", name)
 
 
 def _token_id(candidate: Candidate) -> str:
