@@ -387,9 +387,7 @@ async def run_edge_agent(settings: EdgeAgentSettings) -> None:
             reach=settings.reach,
         )
         made = await asyncio.to_thread(assemble_edge, parts)
-        leave = partial(
-            made.leaving.ask, grace_seconds=settings.grace_seconds, reason="the daemon is stopped"
-        )
+        leave = partial(made.leaving.ask, grace_seconds=settings.grace_seconds, reason="the daemon stops")
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, leave)

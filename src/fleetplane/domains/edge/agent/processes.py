@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from typing import Final
 
@@ -109,29 +110,32 @@ async def run(
     program: Program, emit: Emit, *, output_limit_bytes: int, term_seconds: float = TERM_SECONDS
 ) -> Ended:
     """Raises OSError if the program cannot be started. Cancelled, it returns once the group is gone."""
-    child = await asyncio.create_subprocess_exec(
-        program.path,
-        *program.arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=program.folder,
-        env=dict(program.environment),
-        start_new_session=True,
-        limit=CHUNK_BYTES,
-    )
-    assert child.stdout is not None
-    assert child.stderr is not None
-    allowance = Allowance(output_limit_bytes)
-    out = _Pump(Channel.STDOUT, child.stdout, allowance, emit)
-    err = _Pump(Channel.STDERR, child.stderr, allowance, emit)
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(out.run()), tasks.create_task(err.run())]
-            await child.wait()
-            await _until_silent(running, (out, err))
-    finally:
-        await _end_group(child, term_seconds)
+    # Pipes of our own: those of asyncio's make waiting for the program mean waiting for everyone who
+    # ever got hold of its outputs.
+    async with AsyncExitStack() as readers:
+        with ExitStack() as writers:
+            out_reader, out_writer = await _pipe(readers, writers)
+            err_reader, err_writer = await _pipe(readers, writers)
+            child = await asyncio.create_subprocess_exec(
+                program.path,
+                *program.arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out_writer,
+                stderr=err_writer,
+                cwd=program.folder,
+                env=dict(program.environment),
+                start_new_session=True,
+            )
+        allowance = Allowance(output_limit_bytes)
+        out = _Pump(Channel.STDOUT, out_reader, allowance, emit)
+        err = _Pump(Channel.STDERR, err_reader, allowance, emit)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(out.run()), tasks.create_task(err.run())]
+                await child.wait()
+                await _until_silent(running, (out, err))
+        finally:
+            await _end_group(child, term_seconds)
     code = child.returncode
     assert code is not None
     return Ended(
@@ -141,6 +145,18 @@ async def run(
         stderr=bytes(err.tail),
         dropped_bytes=allowance.dropped_bytes,
     )
+
+
+async def _pipe(readers: AsyncExitStack, writers: ExitStack) -> tuple[asyncio.StreamReader, int]:
+    """A pipe's end to read from, and the descriptor to write to; each is closed with its stack."""
+    reading, writing = os.pipe()
+    writers.callback(os.close, writing)
+    reader = asyncio.StreamReader(limit=CHUNK_BYTES)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb", 0)
+    )
+    readers.callback(transport.close)
+    return reader, writing
 
 
 async def _until_silent(running: Sequence[asyncio.Task[None]], pumps: Sequence[_Pump]) -> None:

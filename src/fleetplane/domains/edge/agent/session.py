@@ -72,6 +72,8 @@ class Node:
     last_command: Callable[[], str]
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
+    look_again: asyncio.Event = field(default_factory=asyncio.Event)
+    """What the daemon can do may have changed."""
 
 
 async def take_over_identity(node: Node) -> bool:
@@ -243,7 +245,10 @@ class Session:
 
     async def _look_again(self) -> None:
         while True:
-            await self._node.clock.sleep(LOOK_AGAIN_SECONDS)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_SECONDS):
+                    await self._node.look_again.wait()
+            self._node.look_again.clear()
             await self._tell_capabilities()
 
     async def _tell_capabilities(self) -> None:
