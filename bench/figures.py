@@ -48,7 +48,7 @@ class Row:
     """What was seen beside the figure itself."""
 
     def cells(self) -> tuple[str, ...]:
-        ratio = "" if self.ratio is None else f"{self.ratio:.1f} ×"
+        ratio = "" if self.ratio is None else f"{self.ratio:.{1 if self.ratio >= 1 else 2}f} ×"
         return (
             self.figure,
             self.ours,

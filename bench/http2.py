@@ -134,8 +134,8 @@ class Crowd:
         self._epoll = select.epoll()
         self._by_file: dict[int, Connection] = {}
 
-    def connect(self, on_message: OnMessage) -> Connection:
-        made = Connection(self._server, on_message)
+    def connect(self, on_message: OnMessage, kind: type[Connection] = Connection) -> Connection:
+        made = kind(self._server, on_message)
         self._by_file[made.socket.fileno()] = made
         self._epoll.register(made.socket.fileno(), select.EPOLLIN)
         return made

@@ -10,7 +10,7 @@ NS_PER_SECOND = 1_000_000_000
 
 
 def spelled(at_ns: int) -> str:
-    return datetime.fromtimestamp(at_ns // NS_PER_SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(at_ns // NS_PER_SECOND, UTC).isoformat()[:19] + "Z"
 
 
 def spelled_or_null(at_ns: int | None) -> str | None:

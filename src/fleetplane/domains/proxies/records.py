@@ -73,7 +73,7 @@ class AgentRecords:
             raise _full()
 
     async def logs(self, agent: Agent, batch: pb.LogBatch, *, now_ns: int) -> None:
-        lines = [_line(agent, entry, number, now_ns) for number, entry in enumerate(batch.entries)]
+        lines = [line_of(agent, entry, number, now_ns) for number, entry in enumerate(batch.entries)]
         if not self._telemetry.offer(lines=lines):
             raise _full()
 
@@ -184,7 +184,7 @@ def _rate(samples: Sequence[Sample]) -> float:
 # Log lines.
 
 
-def _line(agent: Agent, entry: pb.LogEntry, number: int, now_ns: int) -> Line:
+def line_of(agent: Agent, entry: pb.LogEntry, number: int, now_ns: int) -> Line:
     fields = dict(entry.fields)
     # Agents that do not number their lines send a batch again as it was.
     place = f"{agent.name} {entry.timestamp} {number} {entry.message}"
