@@ -34,6 +34,8 @@ SPOT_NOTICE_SECONDS = 120.0
 """What a termination notice without a deadline is taken to mean: the shortest notice clouds give."""
 RECHECKS_SECONDS = (3.0, 6.0, 12.0, 24.0, 30.0, 30.0, 30.0, 30.0)
 """When to ask the provider about an instance whose agent went away, after that happened."""
+NAT_CALM_SECONDS = 1.0
+"""Until a NAT group is looked at because an instance of another group came or went."""
 CONFIRMATIONS_LIMIT = 64
 """Instances asked about by name after one look because a list lacks them; the next look asks about more."""
 REASONS_LIMIT = 32
@@ -50,6 +52,7 @@ class GroupController:
         """What the last decision about each group took."""
         self._orphans: dict[tuple[str, str], list[str]] = {}
         self._held: dict[str, int] = {}
+        parts.nat.wake = self.look_at
 
     def __repr__(self) -> str:
         return f"<GroupController {self.reconciler!r}>"
@@ -135,6 +138,12 @@ class GroupController:
                 key = f"{tenant_of(event.resource)}/{event.resource.spec.group}"
                 calm = max(CALM_SECONDS, CALM_FACTOR * self._decided_seconds.get(key, 0.0))
                 self.reconciler.enqueue(key, after_seconds=calm)
+                nat = self._parts.nat.of(tenant_of(event.resource))
+                if nat is not None and nat.group != event.resource.spec.group:
+                    # Who needs a way out has changed.
+                    self.reconciler.enqueue(
+                        f"{tenant_of(event.resource)}/{nat.group}", after_seconds=max(calm, NAT_CALM_SECONDS)
+                    )
 
     async def _follow(self, kind: object) -> None:
         async for _batch in self._parts.store.watch(kind):  # type: ignore[arg-type]
@@ -157,9 +166,7 @@ class GroupController:
             self.reconciler.forget(key)
             return Result(explanation=tuple(self._strays(tenant, name)))
         facts = group_facts(parts, tenant, name, now_ns)
-        plan = rules.decide(
-            facts, members, parts.groups.policy(), now_ns=now_ns, tenant=lambda: self._quiet(tenant, now_ns)
-        )
+        plan = self._decide(view, members, facts, tenant, now_ns)
         code = "FROZEN" if facts.frozen else "WAITING"
         reasons = [Reason(code=code, message=text) for text in plan.waiting]
         if not facts.frozen:
@@ -189,10 +196,27 @@ class GroupController:
         balancers = self._parts.balancers
         wanted, problems = balancers.wanted(view)
         reasons += [Reason(code="LOAD_BALANCER", message=text) for text in problems]
+        if problem := self._parts.nat.problem(view):
+            reasons.append(Reason(code="NAT", message=problem))
         for member in members:
             status = member.instance.status
             if wanted or (status is not None and status.balancers):
                 plan.actions += balancing.steps(member, wanted, balancers.missing(member.instance))
+
+    def _decide(
+        self,
+        view: GroupView | None,
+        members: Sequence[rules.Member],
+        facts: rules.GroupFacts,
+        tenant: str,
+        now_ns: int,
+    ) -> rules.Plan:
+        def quiet() -> silence.Silence:
+            return self._quiet(tenant, now_ns)
+
+        if view is not None and view.group.is_nat:
+            return self._parts.nat.plan(view, members, facts, now_ns, quiet)
+        return rules.decide(facts, members, self._parts.groups.policy(), now_ns=now_ns, tenant=quiet)
 
     def _quiet(self, tenant: str, now_ns: int) -> silence.Silence:
         members = (self._member(instance, now_ns) for instance in self._parts.instances.all(tenant))

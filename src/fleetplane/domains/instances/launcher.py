@@ -22,6 +22,7 @@ from fleetplane.domains.instances.groups import Groups, GroupView
 from fleetplane.domains.instances.guarded import GuardedProvider
 from fleetplane.domains.instances.images import Images
 from fleetplane.domains.instances.kinds import Drain, Instance, InstanceSpec, InstanceStatus
+from fleetplane.domains.instances.nat_keeper import NatKeeper
 from fleetplane.domains.instances.providers.contract import Created, CreateRequest
 from fleetplane.domains.instances.registry import SERVER, Instances, tenant_of
 from fleetplane.domains.instances.rules import Cause
@@ -58,6 +59,7 @@ class Launcher:
         addresses: Callable[[], Addresses],
         images: Images,
         downloads: Downloads,
+        nat: NatKeeper,
         clock: Clock,
     ) -> None:
         self._instances = instances
@@ -69,6 +71,7 @@ class Launcher:
         self._addresses = addresses
         self._images = images
         self._downloads = downloads
+        self._nat = nat
         self._clock = clock
         self._next_creation = clock.monotonic()
         self._spread: dict[str, tuple[float, Counter[str]]] = {}
@@ -80,7 +83,8 @@ class Launcher:
 
     async def create(
         self, view: GroupView, *, name: str = "", on_demand: bool = False, actor: str = SERVER,
-        instance_type: str = "", variables: Mapping[str, str] | None = None,
+        instance_type: str = "", variables: Mapping[str, str] | None = None, serves: str = "",
+        public_ipv4: str = "",
     ) -> Instance:  # fmt: skip
         """One more instance of a group."""
         configuration, group = self._groups.required(), view.group
@@ -92,6 +96,8 @@ class Launcher:
                 raise InvalidArgument(f"instance_id must begin with {group.prefix!r}", field="instance_id")
         else:
             name = ids.generate(group.prefix, now_ns // 1_000_000, self._clock.token_bytes(ids.RANDOM_BYTES))
+        subnet = await self._subnet(group)
+        self._nat.require(group.tenant, group.key, subnet)
         spec = InstanceSpec(
             cluster=configuration.cluster.id,
             shard=configuration.shard.id,
@@ -101,11 +107,13 @@ class Launcher:
             on_demand=on_demand,
             arch=group.arch,
             instance_type=instance_type or group.instance_type,
-            subnet=await self._subnet(group),
+            subnet=subnet,
             vars=dict(variables or {}),
             infra_hash=view.infra_hash,
             runtime_hash=view.runtime_hash,
             provider=self._provider.kind,
+            serves=serves,
+            public_ipv4=public_ipv4,
         )
         status = self._with_nonce(
             name, group.tenant, spec, configuration,

@@ -17,6 +17,7 @@ from fleetplane.domains.instances.images import Images
 from fleetplane.domains.instances.kinds import Instance
 from fleetplane.domains.instances.launcher import Launcher
 from fleetplane.domains.instances.leader import LeaderAddress
+from fleetplane.domains.instances.nat_keeper import NatKeeper
 from fleetplane.domains.instances.observations import Observations
 from fleetplane.domains.instances.providers.contract import Provider
 from fleetplane.domains.instances.registry import Instances
@@ -64,6 +65,7 @@ class Machinery:
         self.provider = provider
         self._guarded = guarded = GuardedProvider(provider)
         self.observations = Observations(guarded, clock)
+        nat = NatKeeper(guarded, instances, groups, reports, clock)
         self.launcher = Launcher(
             instances=instances,
             groups=groups,
@@ -74,6 +76,7 @@ class Machinery:
             addresses=addresses,
             images=images,
             downloads=downloads,
+            nat=nat,
             clock=clock,
         )
         self.leader = LeaderAddress(guarded, groups, store, clock, machine=machine)
@@ -87,6 +90,7 @@ class Machinery:
                 observations=self.observations,
                 launcher=self.launcher,
                 balancers=Balancers(guarded, instances, groups, clock),
+                nat=nat,
                 clock=clock,
                 complain=complain,
                 gone=gone,

@@ -109,6 +109,8 @@ class Create:
     """Of a NAT group: the subnet that it translates for."""
     instance_type: str = ""
     """Another than the group's."""
+    public_ipv4: str = ""
+    """Of a NAT group: the fixed address that goes with the subnet, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

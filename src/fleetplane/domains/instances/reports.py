@@ -25,6 +25,10 @@ class Report:
     termination_deadline_ns: int | None = None
     cpu_usage: float | None = None
     memory_usage: float | None = None
+    conntrack_percent: float | None = None
+    """How full the table of tracked connections is."""
+    dropped_packets: int | None = None
+    """Counted since the machine started, in both directions."""
     connections: Mapping[int, int] = field(default_factory=dict)
     """TCP connections by target port."""
 

@@ -76,8 +76,22 @@ def _report(message: agent_pb2.HealthReportRequest) -> Report:
         termination_deadline_ns=_notice(message)[1],
         cpu_usage=metrics.cpu_usage if metrics.HasField("cpu_usage") else None,
         memory_usage=metrics.memory_usage if metrics.HasField("memory_usage") else None,
+        conntrack_percent=_conntrack(metrics),
+        dropped_packets=_dropped(metrics),
         connections=dict(metrics.ebpf_counters),
     )
+
+
+def _conntrack(metrics: agent_pb2.Metrics) -> float | None:
+    if not metrics.HasField("conntrack_count") or not metrics.conntrack_max:
+        return None
+    return 100.0 * metrics.conntrack_count / metrics.conntrack_max
+
+
+def _dropped(metrics: agent_pb2.Metrics) -> int | None:
+    if not metrics.HasField("network_interface"):
+        return None
+    return metrics.network_interface.rx_drops + metrics.network_interface.tx_drops
 
 
 def _early_report(message: early_pb2.EarlyHealthReport) -> Report:

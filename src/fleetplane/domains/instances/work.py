@@ -21,6 +21,7 @@ from fleetplane.domains.instances.guarded import GuardedProvider
 from fleetplane.domains.instances.kinds import Drain as DrainRecord
 from fleetplane.domains.instances.kinds import Instance, InstanceStatus
 from fleetplane.domains.instances.launcher import Launcher
+from fleetplane.domains.instances.nat_keeper import NatKeeper, NatNotReady
 from fleetplane.domains.instances.observations import Observations
 from fleetplane.domains.instances.providers.contract import InstanceGone
 from fleetplane.domains.instances.registry import Instances
@@ -57,6 +58,7 @@ class Parts:
     observations: Observations
     launcher: Launcher
     balancers: Balancers
+    nat: NatKeeper
     clock: Clock
     complain: ErrorSink
     gone: Callable[[Instance], None]
@@ -140,7 +142,8 @@ class Work:
             if subject:
                 await self._parts.instances.note_error(self._tenant, subject, error.message)
             self._reasons.append(Reason(code=error.reason, message=error.message, subject=subject))
-            self._parts.complain(self._tenant, self._group, subject, error.message)
+            if not isinstance(error, NatNotReady):  # that is on its way, and no trouble
+                self._parts.complain(self._tenant, self._group, subject, error.message)
             self._again.append(RETRY_SECONDS)
 
     async def _do(self, action: plans.Action) -> None:
@@ -157,10 +160,13 @@ class Work:
                 await self._parts.instances.purge(self._tenant, instance)
                 self._parts.observations.forget(instance)
                 self._parts.reports.forget(instance)
+                self._parts.nat.forget(instance)
             case plans.Mark():
                 await self._mark(action)
             case plans.Attach(name=instance, balancer=balancer):
                 await self._parts.balancers.attach(self._tenant, instance, balancer)
+            case plans.Route(name=instance, previous=previous):
+                await self._parts.nat.route(self._tenant, instance, previous)
             case plans.Detach(name=instance, balancer=key):
                 if not await self._parts.balancers.detach(self._tenant, instance, key):
                     self._let_go(instance, key)
@@ -184,7 +190,10 @@ class Work:
             self._growing = False
             return
         assert self._view is not None
-        await self._parts.launcher.create(self._view)
+        view = self._view
+        if action.instance_type:
+            view = self._parts.groups.chosen(view, instance_type=action.instance_type)
+        await self._parts.launcher.create(view, serves=action.serves, public_ipv4=action.public_ipv4)
 
     # The steps that go.
 
@@ -221,6 +230,7 @@ class Work:
             return
         if not await self._out_of_balancers(instance):
             return
+        await parts.nat.unroute(instance)
         if not await self._removed(instance, asked=asked):
             self._again.append(DELETE_POLL_SECONDS)
             return
