@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from fleetplane.kernel.commands.kinds import Command
+from fleetplane.kernel.errors import InvalidArgument, ResourceExhausted
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft
 
@@ -26,6 +27,27 @@ class CommandLimits:
     """How long a finished command can be looked up."""
     retry_seconds: float = 5.0
     """After which a target that is there, but took nothing, is tried again."""
+
+    def check(
+        self,
+        targets: Sequence[str],
+        payload: bytes,
+        *,
+        deliver_seconds: float,
+        run_seconds: float,
+        already_open: int,
+    ) -> None:
+        """Refuse a command that is too much."""
+        if not 1 <= len(targets) <= self.targets or len(set(targets)) != len(targets):
+            raise InvalidArgument(f"a command has 1 to {self.targets} different targets", field="targets")
+        if len(payload) > self.payload_bytes:
+            raise InvalidArgument(f"a command's content has at most {self.payload_bytes} bytes")
+        if not 0 < deliver_seconds <= self.deliver_seconds:
+            raise InvalidArgument(f"a command waits at most {self.deliver_seconds:g} seconds")
+        if not 0 < run_seconds <= self.run_seconds:
+            raise InvalidArgument(f"a command runs for at most {self.run_seconds:g} seconds")
+        if already_open + len(targets) > self.open:
+            raise ResourceExhausted(f"{already_open} commands are open, the most there may be")
 
 
 class Courier(Protocol):

@@ -31,7 +31,7 @@ from fleetplane.kernel.commands.kinds import (
 from fleetplane.kernel.commands.outputs import Outputs
 from fleetplane.kernel.commands.rules import UNDER_WAY, State, Step
 from fleetplane.kernel.commands.steps import Move
-from fleetplane.kernel.errors import InvalidArgument, NotFound, ResourceExhausted
+from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import ABSENT, Draft, Store
 
@@ -112,7 +112,10 @@ class Commands:
         `deliver_within_seconds` bounds how long it waits for a target, `run_for_seconds` how long
         its word is waited for once it was sent.
         """
-        self._check(targets, payload, deliver_within_seconds, run_for_seconds)
+        self._limits.check(
+            targets, payload, deliver_seconds=deliver_within_seconds, run_seconds=run_for_seconds,
+            already_open=len(self._index),
+        )  # fmt: skip
         command = self._clock.token_bytes(ID_BYTES).hex()
         below = targets_scope(scope, command)
         first = {name: State.HELD if hold else self._first_state(name, wait=wait) for name in targets}
@@ -149,22 +152,8 @@ class Commands:
         for target in made:
             self._index.note(target)
         await self._deliver(target.key for target in made if state_of(target) is State.SENT)
+        await self._look_again(target.key for target in made if state_of(target) is State.WAITING)
         return issued
-
-    def _check(
-        self, targets: Sequence[str], payload: bytes, deliver_seconds: float, run_seconds: float
-    ) -> None:
-        limits = self._limits
-        if not 1 <= len(targets) <= limits.targets or len(set(targets)) != len(targets):
-            raise InvalidArgument(f"a command has 1 to {limits.targets} different targets", field="targets")
-        if len(payload) > limits.payload_bytes:
-            raise InvalidArgument(f"a command's content has at most {limits.payload_bytes} bytes")
-        if not 0 < deliver_seconds <= limits.deliver_seconds:
-            raise InvalidArgument(f"a command waits at most {limits.deliver_seconds:g} seconds")
-        if not 0 < run_seconds <= limits.run_seconds:
-            raise InvalidArgument(f"a command runs for at most {limits.run_seconds:g} seconds")
-        if len(self._index) + len(targets) > limits.open:
-            raise ResourceExhausted(f"{len(self._index)} commands are open, the most there may be")
 
     def _first_state(self, target: str, *, wait: bool) -> State:
         if self._courier.is_present(target):
@@ -183,7 +172,23 @@ class Commands:
                 )
                 for name in targets[start : start + BATCH]
             ]
-            await self._deliver(await self._move(moves))
+            moved = await self._move(moves)
+            await self._deliver(moved)
+            await self._look_again(moved)
+
+    async def _look_again(self, keys: Iterable[Key]) -> None:
+        """What was written down as waiting: its target may have got room, or gone, meanwhile."""
+        away = []
+        for key in keys:
+            target = self._find(key)
+            command = self._of_target(target) if target is not None else None
+            if target is None or command is None or state_of(target) is not State.WAITING:
+                continue
+            if self._courier.is_present(target.spec.target):
+                await self.room(target.spec.target)
+            elif not command.spec.wait:
+                away.append(Move(key=key, steps=(Step.NOBODY,), detail=steps.AWAY))
+        await self._move(away)
 
     def _going(self, target: str, *, wait: bool) -> tuple[Step, ...]:
         match self._first_state(target, wait=wait):
