@@ -80,7 +80,7 @@ def proven_key(csr_pem: str) -> ProvenKey:
         key = request.public_key()
         signed = request.is_signature_valid
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise InvalidArgument(f"csr_pem is no certificate request: {error}", field="csr_pem") from error
+        raise InvalidArgument("csr_pem is no certificate request in PEM", field="csr_pem") from error
     if not signed:
         raise InvalidArgument("csr_pem is not signed by the key that it names", field="csr_pem")
     if not isinstance(key, ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey):

@@ -132,21 +132,28 @@ class SystemMethods:
 
 
 async def _until_closed(session: Session[None], work: Awaitable[int]) -> int:
-    """What the work comes to, unless the session is closed first: by a revocation or a newer stream."""
-    loop = asyncio.get_running_loop()
-    ended = session.closed
-    try:
-        async with asyncio.timeout(None) as patience:
+    """What the work comes to, unless the session is closed first: by a revocation or a newer stream.
 
-            def end(_: object) -> None:
-                patience.reschedule(loop.time())
+    The work has a task of its own, whose errors are handed over as values: a task group would
+    cancel the call's own task for them, and that means that the client has left.
+    """
 
-            ended.add_done_callback(end)
-            try:
-                return await work
-            finally:
-                ended.remove_done_callback(end)
-    except TimeoutError:
+    async def attempt() -> int | Exception:
+        try:
+            return await work
+        except Exception as error:
+            return error
+
+    async with asyncio.TaskGroup() as tasks:
+        working = tasks.create_task(attempt())
+        await asyncio.wait((working, session.closed), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            working.cancel()
+    if working.cancelled():
         if session.reason == REVOKED:
-            raise Unauthenticated("the certificate was revoked", details={"cause": "revoked"}) from None
-        raise Conflict(f"the stream was ended: {session.reason}") from None
+            raise Unauthenticated("the certificate was revoked", details={"cause": "revoked"})
+        raise Conflict(f"the stream was ended: {session.reason}")
+    outcome = working.result()
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
