@@ -27,6 +27,7 @@ from fleetplane.domains.edge.agent.patience import in_thread
 from fleetplane.domains.edge.agent.proof import NotTheServer, ServerCheck
 from fleetplane.domains.edge.agent.state import StateFolder
 from fleetplane.domains.edge.agent.work import Work
+from fleetplane.domains.edge.agent.writer import Writer
 from fleetplane.domains.edge.wellknown import seconds_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import Clock
@@ -98,7 +99,6 @@ class _Left(Exception):
 class Session:
     def __init__(self, channel: grpc.aio.Channel, node: Node) -> None:
         self._node = node
-        self._writing = asyncio.Lock()  # a stream has one writer at a time
         self._speaker = Speaker(
             node.keyring, str(uuid.UUID(bytes=node.clock.token_bytes(16), version=4)), node.clock
         )
@@ -115,9 +115,12 @@ class Session:
         )
         # Bytes in, bytes out: what is signed must be what is carried.
         self._call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(METHOD)(metadata=metadata)
+        self._writer = Writer(self._call)
         self._told = b""
         self._draining: asyncio.Event = asyncio.Event()
         self._beat_now = asyncio.Event()
+        self._flushing = asyncio.Lock()  # each result goes out once on a stream
+        self._done_talking = False
         self.established = False
 
     def __repr__(self) -> str:
@@ -130,6 +133,7 @@ class Session:
             await self._hello()
             node.outbox.attach(self)
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._writer.run())
                 tasks.create_task(self._flush())
                 tasks.create_task(self._beat())
                 tasks.create_task(self._look_again())
@@ -141,8 +145,8 @@ class Session:
         finally:
             node.outbox.detach(self)
             node.work.draining = node.leaving.asked.is_set()  # the next stream is told anew
-            await self._say_goodbye()
-        if not any(isinstance(end, _Left) for end in ends):
+            self._call.cancel()
+        if not self._done_talking:
             raise _why(ends)
 
     async def _hello(self) -> None:
@@ -150,12 +154,14 @@ class Session:
         self._told = (await in_thread(node.capabilities)).SerializeToString()
         try:
             async with asyncio.timeout(HELLO_SECONDS):
-                await self._send(self._speaker.hello(self._told, node.last_command()))
+                await self._call.write(self._speaker.hello(self._told, node.last_command()))
                 await self._call.initial_metadata()
         except TimeoutError as error:
             raise LinkLost("the server does not answer our hello") from error
         except grpc.aio.AioRpcError as error:
             raise translated(error) from error
+        except asyncio.InvalidStateError as error:
+            raise LinkLost("the stream has ended") from error
         if self._call.done():
             raise translated(await self._end())
         self.established = True
@@ -165,7 +171,10 @@ class Session:
 
     async def _listen(self) -> None:
         while isinstance(raw := await self._call.read(), bytes):
-            await self._obey(self._check.command(raw))
+            if not self._done_talking:
+                await self._obey(self._check.command(raw))
+        if self._done_talking:
+            raise _Left
         raise translated(await self._end())
 
     async def _obey(self, command: pb.EdgeCommand) -> None:
@@ -206,20 +215,13 @@ class Session:
 
     # Writing.
 
-    async def _send(self, message: bytes) -> None:
-        async with self._writing:
-            try:
-                await self._call.write(message)
-            except asyncio.InvalidStateError as error:
-                raise LinkLost("the stream has ended") from error
-
     async def send_progress(self, command_id: str, chunk: bytes) -> None:
         """Output of a command; when the stream breaks there is nobody left to hear it."""
-        with suppress(grpc.aio.AioRpcError, LinkLost):
-            await self._send(self._speaker.progress(command_id, chunk))
+        with suppress(LinkLost):
+            await self._writer.send(self._speaker.progress(command_id, chunk))
 
     async def _status(self, subject: str, state: str, message: str) -> None:
-        await self._send(self._speaker.progress(subject, events.status_chunk(state, message)))
+        await self._writer.send(self._speaker.progress(subject, events.status_chunk(state, message)))
 
     async def _flush(self) -> None:
         while True:
@@ -227,9 +229,10 @@ class Session:
             await self._node.outbox.changed()
 
     async def _flush_once(self) -> None:
-        for command_id, result in self._node.outbox.unsent():
-            await self._send(self._speaker.result(command_id, result))
-            self._node.outbox.sent(command_id, result)
+        async with self._flushing:
+            for command_id, result in self._node.outbox.unsent():
+                await self._writer.send(self._speaker.result(command_id, result))
+                self._node.outbox.sent(command_id, result)
 
     async def _beat(self) -> None:
         node = self._node
@@ -240,7 +243,7 @@ class Session:
                     await self._beat_now.wait()
             self._beat_now.clear()
             await take_over_identity(node)
-            await self._send(self._speaker.heartbeat(node.work.active))
+            await self._writer.send(self._speaker.heartbeat(node.work.active))
             node.outbox.settle()
 
     async def _look_again(self) -> None:
@@ -255,7 +258,7 @@ class Session:
         now = (await in_thread(self._node.capabilities)).SerializeToString()
         if now != self._told:
             self._told = now
-            await self._send(self._speaker.capabilities(now))
+            await self._writer.send(self._speaker.capabilities(now))
 
     async def _say_drained(self) -> None:
         while True:
@@ -265,23 +268,17 @@ class Session:
             await self._status("drain", "drained", "")
             await self._tell_capabilities()
 
-    # Leaving.
-
     async def _leave(self) -> None:
+        """Stop, tell what came of it, and end our half first: the server sees an end and not a breakdown."""
         node = self._node
         await node.leaving.asked.wait()
         await node.work.stop(grace_seconds=node.leaving.grace_seconds, reason=node.leaving.reason)
         await self._flush_once()
+        self._done_talking = True
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.done_writing()
+        await node.clock.sleep(GOODBYE_SECONDS)  # for the server to end its half
         raise _Left
-
-    async def _say_goodbye(self) -> None:
-        """End our half first, so that the server sees an end and not a breakdown."""
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
-            async with asyncio.timeout(GOODBYE_SECONDS):
-                await self._call.done_writing()
-                while isinstance(await self._call.read(), bytes):
-                    pass  # too late to be obeyed
-        self._call.cancel()
 
     async def _end(self) -> grpc.aio.AioRpcError:
         """How the stream ended, as the error it would have raised."""
