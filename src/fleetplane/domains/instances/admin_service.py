@@ -214,6 +214,7 @@ class AdminService:
             reason=drain.reason if drain is not None else "",
             delete_at=wire.timestamp(drain.delete_at_ns if drain is not None else None),
             last_error=status.last_error,
+            certificate_expires_at=wire.timestamp(status.certificate_expires_at_ns),
         )
 
     # Groups.

@@ -18,6 +18,7 @@ from google.protobuf.empty_pb2 import Empty
 
 from fleetplane.domains.instances import credentials, delivery, rules, wire
 from fleetplane.domains.instances.configuration import Configuration
+from fleetplane.domains.instances.credentials import ClientRole
 from fleetplane.domains.instances.delivery import Holding, Patch, Sent
 from fleetplane.domains.instances.files import FileMaker, certificate_lives, keys_wanted
 from fleetplane.domains.instances.groups import Groups, GroupView
@@ -42,6 +43,11 @@ KEYS_LIMIT = 64
 """Public keys in one call."""
 WAKE_UPS = 1
 """A wake-up that waits already says everything that a second one would."""
+
+WARN_SHARE = 0.1
+"""Of an agent's certificate's life, in which its operators are warned that it runs out: ours renews long
+before, so whoever comes this far cannot."""
+WARN_AGAIN_SECONDS = 86_400.0
 
 ErrorSink = Callable[[str, str, str, str], None]
 """Tenant, group, instance and what went wrong."""
@@ -75,6 +81,7 @@ class AgentService:
         self._disconnected = disconnected
         self._complain = complain
         self._sent: dict[str, Sent] = {}
+        self._warned_at_ns: dict[str, int] = {}
         groups.on_change(self.wake_groups)
 
     # Waking.
@@ -93,6 +100,7 @@ class AgentService:
     def forget(self, instance: str) -> None:
         """The instance is gone for good."""
         self._sent.pop(instance, None)
+        self._warned_at_ns.pop(instance, None)
 
     # The methods.
 
@@ -186,11 +194,29 @@ class AgentService:
         await self._note_version(tenant, instance, report)
         if report.termination_action:
             self._look_at(tenant, instance.spec.group)
+        self._warn_of_end(tenant, instance)
         broken = sorted(name for name, error in report.files.items() if error)
         if broken:
             text = f"file {broken[0]} was refused: {report.files[broken[0]]}"
             self._complain(tenant, instance.spec.group, instance.name, text)
         self.wake(report.instance)
+
+    def _warn_of_end(self, tenant: str, instance: Instance) -> None:
+        """Tell operators, once a day, of an agent that will soon not be let in any more."""
+        ends_ns = instance.status.certificate_expires_at_ns if instance.status is not None else None
+        if ends_ns is None or self._groups.configuration is None:
+            return
+        now_ns = self._clock.now_ns()
+        left_seconds = (ends_ns - now_ns) / 1e9
+        if left_seconds > self._groups.certificate_hours(ClientRole.AGENT) * 3600 * WARN_SHARE:
+            return
+        if now_ns - self._warned_at_ns.get(instance.name, 0) >= WARN_AGAIN_SECONDS * 1e9:
+            self._warned_at_ns[instance.name] = now_ns
+            text = (
+                f"the agent's certificate runs out in {left_seconds / 3600:.1f} hours and was not renewed; "
+                "replace the instance before"
+            )
+            self._complain(tenant, instance.spec.group, instance.name, text)
 
     async def _note_version(self, tenant: str, instance: Instance, report: Report) -> None:
         if instance.status is None or instance.status.agent_version == report.version:
