@@ -14,6 +14,7 @@ from edge_streams_rig import Daemon, Rig, legacy, ok, streams_rig, until
 
 from fleetplane.domains.edge.dispatch import DispatchPolicy
 from fleetplane.domains.edge.stream_side import StreamOptions
+from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.commands import OPEN, Command, state_of
 from fleetplane.kernel.errors import StorageFull
 
@@ -67,8 +68,6 @@ class Crowd:
         self.readers.append(asyncio.create_task(self.read(daemon, daemon.call)))
 
     async def read(self, daemon: Daemon, call: Any) -> None:
-        from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
-
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.CancelledError):
             while (raw := await call.read()) is not grpc.aio.EOF:
                 command = pb.EdgeCommand.FromString(raw)
