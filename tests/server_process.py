@@ -54,6 +54,8 @@ def command(data_dir: Path, *arguments: str) -> list[str]:
         "--set", "listeners.operator.addresses=127.0.0.1:0",
         "--set", "listeners.agent.addresses=127.0.0.1:0",
         "--set", "listeners.proxy-agents.addresses=127.0.0.1:0",
+        "--set", "listeners.boards.addresses=127.0.0.1:0",
+        "--set", "listeners.edge.addresses=127.0.0.1:0",
         *arguments,
     ]  # fmt: skip
 

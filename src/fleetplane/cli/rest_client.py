@@ -7,7 +7,6 @@ command; anyone else brings a token that the owner made, and says where the serv
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +46,7 @@ class Place:
 
     data_dir: Path
     server: str = ""
+    token: str = ""
     token_file: Path | None = None
     ca: Path | None = None
     timeout: float = CALL_SECONDS
@@ -67,6 +67,7 @@ def rest_options(command: F) -> F:
             "--token-file", type=click.Path(path_type=Path, dir_okay=False),
             help="A file with a token; else $FLEETPLANE_TOKEN.",
         ),
+        click.option("--token", default="", envvar="FLEETPLANE_TOKEN", hidden=True),
         click.option(
             "--server", metavar="URL", default="", envvar="FLEETPLANE_SERVER", show_envvar=True,
             help="The web listener of a server elsewhere; needs a token.",
@@ -216,7 +217,7 @@ def connect(
 
 def _given_token(place: Place) -> str:
     if place.token_file is None:
-        return os.environ.get("FLEETPLANE_TOKEN", "").strip()
+        return place.token.strip()
     try:
         return place.token_file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

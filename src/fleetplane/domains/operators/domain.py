@@ -38,6 +38,7 @@ BLUEPRINT = Blueprint(
 class OperatorsDomain:
     def __init__(self, kernel: Kernel, *, roles: Collection[Role]) -> None:
         """`roles` are those that other domains give a meaning to."""
+        self._operators = kernel.operators
         self._service = OperatorsService(kernel.operators, roles=roles)
         self.services: Sequence[Service] = (
             Service(listener=LISTENER, descriptor=_SERVICE, servicer=self._service),
@@ -49,7 +50,7 @@ class OperatorsDomain:
         self.notices: Sequence[str] = ()
 
     async def prepare(self) -> None:
-        pass
+        await self._operators.offer_sessions()
 
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         self._service.web_addresses = tuple(addresses.get("web", ()))

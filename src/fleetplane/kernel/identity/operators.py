@@ -24,35 +24,42 @@ SESSION_LIMIT_SECONDS = 12 * 3600.0
 
 
 class Operators:
-    """See `load`; the constructor takes what has been loaded."""
+    """See `load`. Sessions need keys, which are made when somebody first offers sessions."""
 
-    def __init__(self, tokens: Tokens, sessions: SigningKeys) -> None:
-        self.tokens = tokens
-        self._sessions = sessions
+    def __init__(self, store: Store, master: MasterKey, clock: Clock) -> None:
+        self._store = store
+        self._master = master
+        self._clock = clock
+        self.tokens = Tokens(store, master, clock)
+        self._sessions: SigningKeys | None = None
 
     def __repr__(self) -> str:
         return f"<Operators tokens={len(self.tokens)}>"
 
     @classmethod
     async def load(cls, store: Store, master: MasterKey, clock: Clock) -> Operators:
-        tokens = Tokens(store, master, clock)
-        await tokens.load()
-        sessions = await SigningKeys.load_or_create(
-            store, master, clock, purpose="operator-session", algorithm="EdDSA",
+        operators = cls(store, master, clock)
+        await operators.tokens.load()
+        return operators
+
+    async def offer_sessions(self) -> None:
+        """Load or make the keys of sessions; before this there are none, and none is believed."""
+        self._sessions = await SigningKeys.load_or_create(
+            self._store, self._master, self._clock, purpose="operator-session", algorithm="EdDSA",
             longest_life_seconds=SESSION_LIMIT_SECONDS,
         )  # fmt: skip
-        return cls(tokens, sessions)
 
     def session(
         self, name: str, *, roles: Iterable[Role], scope: str = EVERYWHERE, life_seconds: float
     ) -> str:
         """A token for one who is known to be `name`, such as the owner of the server's socket."""
+        assert self._sessions is not None, "sessions are offered before they are given out"
         claims = {"sub": name, "aud": AUDIENCE, "roles": sorted(roles), "scope": scope}
         return self._sessions.sign(claims, life_seconds=life_seconds)
 
     def authenticate(self, bearer: str) -> Principal:
         """The principal of a token that somebody presents; raises `Unauthenticated`."""
-        if bearer.count(".") == 2:  # only signed tokens have dots
+        if bearer.count(".") == 2 and self._sessions is not None:  # only signed tokens have dots
             claims = self._sessions.verify(bearer, audience=AUDIENCE)
             return _of_session(claims)
         return self.tokens.authenticate(bearer)
