@@ -14,6 +14,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -113,12 +114,20 @@ class Listener:
             run.task = asyncio.create_task(run.serve(), name=f"listener-{self.name}")
             await _started(spec, run.server, run.task)
         self._spec = spec
-        self._runs = [earlier for earlier in self._runs if not earlier.task.done()]
         for earlier in self._runs:
             earlier.stop()
+            earlier.task.add_done_callback(partial(self._forget, earlier))
         self._runs.append(run)
         if self._stopping:  # while we were starting
             run.stop()
+
+    def _forget(self, ended: _Run, task: asyncio.Task[None]) -> None:
+        """Its last connection is gone, and with it the need for its certificate."""
+        if self._stopping or ended not in self._runs:
+            return
+        self._runs.remove(ended)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("listener.handover_exceeded", listener=self.name, reason=str(error))
 
     def _config(self, spec: ListenerSpec) -> h2corn.Config:
         # An HTTP server that is replaced goes on until its streams have ended. One that is stopped has

@@ -53,7 +53,7 @@ class ProxyDomain:
     ) -> None:
         self._rest = rest
         self._certificates = certificates
-        self._ca_pem = kernel.authority.certificate_pem
+        self._authority = kernel.authority
         self._agents = agents
         self._feed = feed
         self._events = events
@@ -103,7 +103,11 @@ class ProxyDomain:
     @property
     def routes(self) -> Sequence[Mount]:
         authority = Documents(
-            {CA_PATH: Document(content_type="application/x-pem-file", content=lambda: self._ca_pem)}
+            {
+                CA_PATH: Document(
+                    content_type="application/x-pem-file", content=lambda: self._authority.trust_pem
+                )
+            }
         )
         return (
             *self._rest.routes,
