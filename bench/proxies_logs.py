@@ -206,12 +206,14 @@ async def _place(address: str) -> tuple[str, str]:
         return workspace, f"org/{found['organization_id']}/ws/{workspace}"
 
 
-async def _asked(address: str, workspace: str, until_ns: int, **query: str) -> tuple[float, int]:
+async def _asked(
+    address: str, workspace: str, until_ns: int, *, hours: int = 1, **query: str
+) -> tuple[float, int]:
     """Seconds for an answer, the best of some, and how many lines matched."""
     took, total = [], 0
     async with _someone(address) as web:
         stop = dt.datetime.fromtimestamp(until_ns // 10**9, dt.UTC)
-        window = {"from": _spelled(stop - dt.timedelta(hours=1)), "to": _spelled(stop)}
+        window = {"from": _spelled(stop - dt.timedelta(hours=hours)), "to": _spelled(stop)}
         for _ in range(QUESTIONS):
             begun = time.perf_counter()
             answer = await web.get(f"/workspaces/{workspace}/access-logs", params={**window, **query})
@@ -240,6 +242,7 @@ def measure(effort: Effort) -> Sequence[Row]:
                 web, late = said["web"][0], until_ns - SPAN_NS // 2
                 hour, among = asyncio.run(_asked(web, workspace, late))
                 failed, failures = asyncio.run(_asked(web, workspace, late, status_code="5xx"))
+                day, everything = asyncio.run(_asked(web, workspace, until_ns, hours=24))
     return [
         Row(
             figure=f"Access log lines taken from {AGENTS} agents",
@@ -252,7 +255,8 @@ def measure(effort: Effort) -> Sequence[Row]:
             ours=f"{hour:.3f} s", reference="", ratio=None,
             must_reach=f"under {MUST_SECONDS:g} s", reached=hour < MUST_SECONDS,
             note=f"{among:,} lines matched, 100 were shown; of failures only: {failed:.3f} s, "
-            f"{failures:,} matched; filling took {filled:.0f} s",
+            f"{failures:,} matched; of the whole day: {day:.3f} s, {everything:,} matched; "
+            f"filling took {filled:.0f} s",
         ),
     ]  # fmt: skip
 
