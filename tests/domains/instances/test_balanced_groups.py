@@ -194,6 +194,18 @@ async def test_a_provider_without_load_balancers_says_so_and_serves_on(
         assert place.machines() == set()
 
 
+async def test_an_instance_that_the_load_balancer_no_longer_knows_is_out(tmp_path: Path) -> None:
+    async with rig(tmp_path, balanced(1)) as place:
+        [name] = await place.grown(1)
+        await place.advance(2)
+        assert behind(place) == [name]
+        place.provider.script(Fault(operation="deregister_from_lb", count=0, error="gone"))
+        place.provider.vanish(name)
+        await place.advance(12)
+        assert place.names(State.DELETED) == [name]
+        assert attachments(place, name) == []
+
+
 async def test_a_tunnel_is_explained(tmp_path: Path) -> None:
     config = balanced(1)
     config["load_balancers"]["www"] = {

@@ -37,6 +37,17 @@ async def test_machines_that_ended_with_the_server_are_replaced_at_once(
         assert len(place.machines()) == 3
 
 
+async def test_a_provider_whose_lists_are_prompt_is_believed_about_what_never_came(tmp_path: Path) -> None:
+    async with rig(tmp_path, wanted(1)) as place:
+        [name], clock, provider = place.names(State.PROVISIONED), place.clock, place.provider
+    provider.vanish(name)
+    await clock.advance(1)
+    async with rig(tmp_path, wanted(1), clock=clock, provider=provider) as place:
+        await place.advance(2)
+        assert place.names(State.DELETED) == [name]
+        assert len(place.machines()) == 1
+
+
 async def test_machines_that_outlived_the_server_are_kept(tmp_path: Path) -> None:
     async with rig(tmp_path, wanted(3)) as place:
         names, clock, provider = await place.grown(3), place.clock, place.provider

@@ -30,6 +30,19 @@ async def test_a_group_that_falls_silent_together_is_left_alone_and_explained(tm
             assert status.unhealthy_since_ns is not None
 
 
+async def test_the_first_of_many_is_held_although_the_others_are_only_late(tmp_path: Path) -> None:
+    async with rig(tmp_path, wanted(4)) as place:
+        names = await place.grown(4)
+        for name in names:  # reports of one outage are spread over an interval
+            place.silent.add(name)
+            await place.advance(3)
+        await place.advance(20)
+        assert place.machinery.controller.held == 1
+        await place.advance(10)
+        assert place.machinery.controller.held == 4
+        assert place.names(State.REGISTERED) == names
+
+
 async def test_those_who_are_heard_again_are_well_again(tmp_path: Path) -> None:
     async with rig(tmp_path, wanted(4)) as place:
         names = await place.grown(4)

@@ -7,6 +7,7 @@ leaves a record that says more than is true, never less: the next one asks again
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -16,7 +17,12 @@ from fleetplane.domains.instances import balancing
 from fleetplane.domains.instances.groups import Groups, GroupView
 from fleetplane.domains.instances.guarded import GuardedProvider
 from fleetplane.domains.instances.kinds import Attachment, Instance, InstanceStatus
-from fleetplane.domains.instances.providers.contract import Capability, LoadBalancer, TargetState
+from fleetplane.domains.instances.providers.contract import (
+    Capability,
+    InstanceGone,
+    LoadBalancer,
+    TargetState,
+)
 from fleetplane.domains.instances.registry import Instances
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
@@ -54,12 +60,15 @@ class Balancers:
         """The load balancers of a group, and why some of them cannot be used."""
         if view is None or not view.group.load_balancers:
             return {}, []
-        if Capability.LOAD_BALANCERS not in self._provider.describe().capabilities:
+        if not self._can_balance():
             return {}, [f"the provider {self._provider.kind!r} has no load balancers"]
         configuration = self._groups.required()
         return balancing.configured(
             view.group.load_balancers, configuration.load_balancers, configuration.shard.infra.provider
         )
+
+    def _can_balance(self) -> bool:
+        return Capability.LOAD_BALANCERS in self._provider.describe().capabilities
 
     def missing(self, instance: Instance) -> list[str]:
         """Those load balancers that no longer list it although it was put behind them."""
@@ -113,8 +122,9 @@ class Balancers:
             return True
         attachment = status.balancers[key]
         balancer = balancing.recorded(key, attachment)
-        if attachment.detached_at_ns is None:
-            await self._provider.deregister_from_lb(status.provider_id, balancer, zone=self._zone)
+        if attachment.detached_at_ns is None and self._can_balance():
+            with suppress(InstanceGone):  # then it is out, too
+                await self._provider.deregister_from_lb(status.provider_id, balancer, zone=self._zone)
             await self._note(
                 tenant, name, key, lambda now_ns: _taken_out(attachment, now_ns), action="detached"
             )
@@ -126,7 +136,7 @@ class Balancers:
 
     async def _still_ending(self, status: InstanceStatus, balancer: LoadBalancer) -> bool:
         drain = status.drain
-        if drain is None or self._clock.now_ns() >= drain.delete_at_ns:
+        if drain is None or not self._can_balance() or self._clock.now_ns() >= drain.delete_at_ns:
             return False
         try:
             seen = await self._provider.get_lb_target_state(status.provider_id, balancer, zone=self._zone)

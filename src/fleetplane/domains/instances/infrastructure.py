@@ -74,7 +74,7 @@ class Infrastructure:
         return f"<Infrastructure {self.machinery!r}>"
 
     def _notice(self) -> None:
-        if self._groups.required().shard.infra != self._infra:
+        if self._brought is None and self._groups.required().shard.infra != self._infra:
             self._changed.set()
 
     # Whether a new document may come into force.

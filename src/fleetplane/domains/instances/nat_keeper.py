@@ -81,9 +81,10 @@ class NatKeeper:
     def of(self, tenant: str) -> Nat | None:
         """The tenant's NAT, if it has one and the provider can do it."""
         found = self._groups.required().nat.get(tenant)
-        if found is None or Capability.NAT_ROUTES not in self._provider.describe().capabilities:
-            return None
-        return found
+        return found if found is not None and self._can_route() else None
+
+    def _can_route(self) -> bool:
+        return Capability.NAT_ROUTES in self._provider.describe().capabilities
 
     def problem(self, view: GroupView | None) -> str:
         if view is None or not view.group.is_nat or self.of(view.group.tenant) is not None:
@@ -232,8 +233,8 @@ class NatKeeper:
     ) -> str:
         key = (view.group.tenant, subnet)
         current = nat.current_type(found, present, view.group.instance_type)
-        if self._types.get(key) == current:
-            del self._types[key]
+        if not present or self._types.get(key) == current:
+            self._types.pop(key, None)
         if key in self._types:
             return self._types[key]
         if (
@@ -295,7 +296,7 @@ class NatKeeper:
     async def unroute(self, instance: Instance) -> None:
         """Nothing leads through an instance that goes; if its route is another's by now, it stays."""
         status = instance.status
-        if status is None or status.routed_at_ns is None:
+        if status is None or status.routed_at_ns is None or not self._can_route():
             return
         configured = self._groups.required().nat.get(tenant_of(instance))
         group = instance.spec.group
