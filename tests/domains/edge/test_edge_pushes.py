@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import grpc
-from edge_streams_rig import BOSS, CAPABILITIES, Daemon, legacy, ok, streams_rig, until
+from edge_signer import BOSS, CAPABILITIES, legacy, ok
+from edge_streams_rig import Daemon, streams_rig, until
 
 from fleetplane.domains.edge.config_layers import Place, version_of
 from fleetplane.domains.edge.kinds import Desired

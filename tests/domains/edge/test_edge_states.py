@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from edge_streams_rig import BOSS, Rig, streams_rig, until
+from edge_signer import BOSS
+from edge_streams_rig import Rig, streams_rig, until
 
 from fleetplane.domains.edge.kinds import (
     Capabilities,

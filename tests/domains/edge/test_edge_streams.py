@@ -11,7 +11,8 @@ from typing import Any
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from edge_streams_rig import BOSS, CAPABILITIES, DEADLINE_SECONDS, Rig, streams_rig, until
+from edge_signer import BOSS, CAPABILITIES
+from edge_streams_rig import DEADLINE_SECONDS, Rig, streams_rig, until
 
 from fleetplane.domains.edge.kinds import EDGE_NODE, Desired
 from fleetplane.domains.edge.stream_side import StreamOptions

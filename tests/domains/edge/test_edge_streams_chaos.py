@@ -10,7 +10,8 @@ from typing import Any
 
 import grpc
 import pytest
-from edge_streams_rig import Daemon, Rig, legacy, ok, streams_rig, until
+from edge_signer import legacy, ok
+from edge_streams_rig import Daemon, Rig, streams_rig, until
 
 from fleetplane.domains.edge.dispatch import DispatchPolicy
 from fleetplane.domains.edge.stream_side import StreamOptions

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from edge_streams_rig import BOSS, TOKEN_SECONDS, Identity, Signer, enrolled, ok, opened_tokens, rotated
+from edge_signer import BOSS, TOKEN_SECONDS, Identity, Signer, enrolled, ok, opened_tokens, rotated
 
 from fleetplane.domains.edge import envelope
 from fleetplane.domains.edge.envelope import EventKind
