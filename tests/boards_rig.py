@@ -112,9 +112,11 @@ class BoardsRig:
         """A stub for ControlPlane without any credentials."""
         return boards_pb2_grpc.ControlPlaneStub(await self.channel())
 
-    async def operator(self, role: str = "boards.admin") -> tuple[Any, list[tuple[str, str]]]:
+    async def operator(
+        self, role: str = "boards.admin", *, scope: str = ""
+    ) -> tuple[Any, list[tuple[str, str]]]:
         """A stub for the original service, and the metadata that goes with each call."""
-        token = self.kernel.operators.session("boss", roles=[Role(role)], life_seconds=600)
+        token = self.kernel.operators.session("boss", roles=[Role(role)], scope=scope, life_seconds=600)
         stub = pi_controller_pb2_grpc.PiControllerServiceStub(await self.channel())
         return stub, [("authorization", f"Bearer {token}")]
 
@@ -194,6 +196,7 @@ async def boards_rig(
             revocations=Revocations(store, clock), operators=await Operators.load(store, master, clock),
             telemetry=telemetry,
         )  # fmt: skip
+        await kernel.operators.offer_sessions()
         domain = BoardDomain(kernel, options, **extras)
         await domain.prepare()
         apps = compose([BLUEPRINT], [domain], kernel.calls, clock, HealthBoard())

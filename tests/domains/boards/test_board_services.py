@@ -227,6 +227,12 @@ async def test_an_operator_s_certificate_is_as_good_as_a_token(rig: BoardsRig) -
     assert await refused(viewer.control.RegisterNode(pb.NodeRegistration(name="x"))) is CODE.PERMISSION_DENIED
 
 
+async def test_a_token_for_another_scope_opens_nothing(rig: BoardsRig) -> None:
+    for scope, code in (("boards", None), ("tenant/acme", CODE.PERMISSION_DENIED)):
+        call = Operator(*await rig.operator(scope=scope)).ListNodes(pi.ListNodesRequest())
+        assert (await refused(call) if code is not None else await call and None) is code
+
+
 async def test_only_controllers_follow_the_state(rig: BoardsRig) -> None:
     member = await rig.join("me")
     admin_like = await rig.certified(["fleetplane://role/boards.admin"])

@@ -24,7 +24,8 @@ from fleetplane.domains.boards.access import (
     OPERATOR_ROLES,
     PLAIN_AGENT,
 )
-from fleetplane.kernel.access import Principal, Role
+from fleetplane.domains.boards.kinds import SCOPE
+from fleetplane.kernel.access import Principal, Role, covers
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, PermissionDenied, Unauthenticated
 from fleetplane.kernel.identity import Authority, CertificateIdentity, Issued, LeafProfile, LeafUsage
@@ -155,6 +156,8 @@ class Doorkeeper:
             return self._certified(connection)
         principal = self._operators.of_header(connection.authorization)
         self._revocations.check(principal=principal.name)
+        if not covers(principal.scope, SCOPE):
+            raise PermissionDenied(f"the token is for {principal.scope}, not for {SCOPE}")
         return principal
 
     def anyone(self, connection: Connection) -> Principal:
