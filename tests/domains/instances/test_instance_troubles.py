@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from controller_rig import rig, wanted
+from controller_rig import Rig, rig, wanted
 from instances_lab import TENANT
 
 from fleetplane.domains.instances import wire
@@ -13,8 +13,8 @@ from fleetplane.domains.instances.providers.mock import Fault
 from fleetplane.domains.instances.rules import State
 
 
-def status_of(place: object, name: str) -> InstanceStatus:
-    status = place.instances.get(TENANT, name).status  # type: ignore[attr-defined]
+def status_of(place: Rig, name: str) -> InstanceStatus:
+    status = place.instances.get(TENANT, name).status
     assert status is not None
     return status
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from controller_rig import GROUP, rig, wanted
 from instances_lab import TENANT
 
+from fleetplane.domains.instances.metrics import InstanceCollector
 from fleetplane.domains.instances.rules import Cause, State
 
 REPORTS = "10s"
@@ -24,6 +25,11 @@ async def test_a_group_that_falls_silent_together_is_left_alone_and_explained(tm
         assert place.explained()["WAITING"] == text
         assert place.errors.count((TENANT, GROUP, "", text)) == 1, "told once, however many passes there are"
         assert place.machinery.controller.held == 3
+        collector = InstanceCollector(
+            place.instances, place.groups, place.reports, lambda: place.machinery.controller.held
+        )
+        counted = {metric.name: metric.samples[0].value for metric in collector.collect()}
+        assert counted["fleetplane_instances_held"] == 3
         for name in names[:3]:
             status = place.instances.get(TENANT, name).status
             assert status is not None
