@@ -13,6 +13,7 @@ from edge_daemon_rig import configure, edge_section, enrolled, running
 from edge_server_double import EdgeServerDouble, edge_server, until
 
 from fleetplane.domains.edge.agent import session
+from fleetplane.domains.edge.agent.overview import fingerprint
 from fleetplane.domains.edge.agent.state import StateFolder, public_bytes
 
 
@@ -276,6 +277,20 @@ async def test_a_key_is_rotated_in_time_and_the_stream_goes_on(
     assert server.keys[node_id] == public_bytes(state.load_key())
     assert [path.name[-4:] for path in sorted(state.archive.iterdir())] == [".key", ".pub"]
     assert server.complaints == []
+
+
+async def test_the_server_may_ask_for_a_new_key(server: EdgeServerDouble, state: StateFolder) -> None:
+    before = public_bytes(state.load_key())
+    async with running(state):
+        await until(lambda: server.hellos)
+        found = await server.outcome("edge.rotate_key", {"keep_old_secs": 60})
+        assert (await server.outcome("cmd.run", {"command": "true"})).outcome == "ok"
+        server.refuse_rotation = (grpc.StatusCode.FAILED_PRECONDITION, "unhealthy")
+        failed = await server.outcome("edge.rotate_key", {})
+    assert found.structured == {"key": fingerprint(public_bytes(state.load_key()))}
+    assert before != public_bytes(state.load_key()) == next(iter(server.keys.values()))
+    assert (failed.code, "unhealthy" in failed.message) == ("internal", True)
+    assert (len(server.hellos), server.complaints) == (1, [])
 
 
 async def test_a_key_rotated_by_another_program_is_taken_over_at_the_next_heartbeat(

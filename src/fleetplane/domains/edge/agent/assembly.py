@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -20,10 +20,12 @@ from fleetplane.domains.edge.agent.identity import Keyring
 from fleetplane.domains.edge.agent.jobs import Judge
 from fleetplane.domains.edge.agent.journal import Journal
 from fleetplane.domains.edge.agent.outbox import SETTLED_SECONDS, Outbox
+from fleetplane.domains.edge.agent.overview import fingerprint
 from fleetplane.domains.edge.agent.rotation import Rotator
 from fleetplane.domains.edge.agent.session import Leaving, Node
-from fleetplane.domains.edge.agent.state import StateFolder
+from fleetplane.domains.edge.agent.state import StateFolder, public_bytes
 from fleetplane.domains.edge.agent.tools.contract import Tool
+from fleetplane.domains.edge.agent.tools.keys import RotateKey
 from fleetplane.domains.edge.agent.work import Surroundings, Work
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import Clock
@@ -87,6 +89,20 @@ def assemble(parts: Parts) -> Assembled:
     outbox = Outbox(journal, clock, settled_seconds=parts.settled_seconds)
     outbox.load()
     tolerant = partial(_tolerant, parts, configuration)
+
+    def connect() -> grpc.aio.Channel:
+        return parts.reach.channel(configuration.current.endpoint)
+
+    rotator = Rotator(
+        folder=folder,
+        config=lambda: configuration.current,
+        connect=connect,
+        clock=clock,
+        log=log,
+        keyring=keyring,
+    )
+    own = RotateKey(partial(_rotated, rotator))
+    parts = replace(parts, tools={**parts.tools, own.name: own})
     work = Work(
         judge=lambda: _judge(parts, configuration, keyring, server_key, tolerant()),
         surroundings=lambda: _surroundings(parts, configuration),
@@ -109,20 +125,13 @@ def assemble(parts: Parts) -> Assembled:
         clock=clock,
         log=log,
     )
-
-    def connect() -> grpc.aio.Channel:
-        return parts.reach.channel(configuration.current.endpoint)
-
-    rotator = Rotator(
-        folder=folder,
-        config=lambda: configuration.current,
-        connect=connect,
-        clock=clock,
-        log=log,
-        keyring=keyring,
-    )
     daemon = Daemon(node, connect=connect, rotator=rotator, pace=parts.pace)
     return Assembled(daemon=daemon, leaving=leaving, node=node, journal=journal)
+
+
+async def _rotated(rotator: Rotator, keep_old_seconds: float) -> str:
+    done = await rotator.rotate(keep_old_seconds=keep_old_seconds)
+    return fingerprint(public_bytes(done.identity.key))
 
 
 def _tolerant(parts: Parts, configuration: Configuration) -> bool:

@@ -221,7 +221,9 @@ class StateFolder:
                 self.root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE
             )
         except OSError as error:
-            raise SettingsError(f"{self.root} cannot be used: {error.strerror}") from error
+            raise SettingsError(
+                f"{self.root} cannot be used: {error.strerror}", hint="enrol this machine first"
+            ) from error
         try:
             try:
                 fcntl.flock(descriptor, how)
