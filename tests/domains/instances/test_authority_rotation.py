@@ -302,7 +302,9 @@ async def test_a_nonce_that_is_signed_again_with_the_next_key_is_the_same_nonce(
         assert again != request.nonce
         first = await place_agent(place, request)
         (first.identity_dir / "nonce.jwt").write_text(again)
-        assert await first.register() is not None
+        answer = await first.register()
+        assert answer is not None
+        assert answer.authority_pem == place.kernel.authority.trust_pem
 
         thief = OriginalAgent(
             tmp_path / "thief" / "identity", place.addresses["registration"], place.addresses["agent"],
