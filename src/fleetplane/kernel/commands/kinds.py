@@ -68,6 +68,11 @@ def targets_scope(scope: str, command: str) -> str:
     return f"{scope}/command/{command}" if scope else f"command/{command}"
 
 
+def finished_before(command: Command, moment_ns: int) -> bool:
+    status = command.status
+    return status is not None and status.finished_at_ns is not None and status.finished_at_ns < moment_ns
+
+
 def state_of(target: CommandTarget) -> State:
     assert target.status is not None, "a target is written with its status"
     return target.status.state

@@ -20,20 +20,19 @@ from fleetplane.kernel.commands.kinds import (
     COMMAND_TARGET,
     Command,
     CommandSpec,
-    CommandStatus,
     CommandTarget,
-    TargetSpec,
     due_ns,
+    finished_before,
     is_open,
     state_of,
     targets_scope,
 )
 from fleetplane.kernel.commands.outputs import Outputs
-from fleetplane.kernel.commands.rules import UNDER_WAY, State, Step
+from fleetplane.kernel.commands.rules import UNDER_WAY, WORDS, State, Step
 from fleetplane.kernel.commands.steps import Move
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.resources import Key
-from fleetplane.kernel.store import ABSENT, Draft, Store
+from fleetplane.kernel.store import Draft, Store
 
 NS = 1_000_000_000
 ID_BYTES = 16
@@ -125,25 +124,13 @@ class Commands:
         )  # fmt: skip
 
         def change(draft: Draft) -> tuple[Command, list[CommandTarget]]:
-            made = [
-                draft.put(
-                    COMMAND_TARGET, below, name,
-                    spec=TargetSpec(
-                        command=command, command_scope=scope, channel=self._channel, verb=verb, target=name,
-                        deliver_by_ns=draft.now_ns + round(deliver_within_seconds * NS),
-                    ),
-                    status=steps.begun(state, spec, draft.now_ns),
-                    expect=ABSENT,
-                )
-                for name, state in first.items()
-            ]  # fmt: skip
-            status = steps.counted(
-                CommandStatus(open=len(made)), [state_of(one) for one in made], draft.now_ns
+            deliver_by_ns = draft.now_ns + round(deliver_within_seconds * NS)
+            issued, made = steps.write_down(
+                draft, scope, command, spec=spec, first=first, deliver_by_ns=deliver_by_ns
             )
-            made_of = draft.put(COMMAND, scope, command, spec=spec, status=status, expect=ABSENT)
             if beside is not None:
-                beside.write(draft, made_of)
-            return made_of, made
+                beside.write(draft, issued)
+            return issued, made
 
         touches = [COMMAND.key(scope, command), *(COMMAND_TARGET.key(below, name) for name in targets)]
         touches += beside.touches(command) if beside is not None else ()
@@ -254,7 +241,7 @@ class Commands:
         """The target's own word on how it ended, with what it has to show for it."""
         if len(result) > self._limits.result_bytes:
             raise InvalidArgument(f"a result has at most {self._limits.result_bytes} bytes", field="result")
-        return await self._word(target, command, _WORDS[outcome], detail, result)
+        return await self._word(target, command, _STEPS[outcome], detail, result)
 
     async def _word(self, target: str, command: str, step: Step, detail: str, result: bytes = b"") -> bool:
         key = self._index.place(command, target)
@@ -265,12 +252,8 @@ class Commands:
 
     async def removed(self, target: str) -> None:
         """There is no such target any more."""
-        await self._move(
-            [
-                Move(key=key, steps=(Step.REMOVED,), detail="the target was removed")
-                for key in self._index.of(target)
-            ]
-        )
+        gone = partial(Move, steps=(Step.REMOVED,), detail="the target was removed")
+        await self._move([gone(key=key) for key in self._index.of(target)])
 
     async def cancel(
         self,
@@ -363,10 +346,7 @@ class Commands:
         old = [
             command
             for command in self._store.list(COMMAND)
-            if command.spec.channel == self._channel
-            and command.status is not None
-            and command.status.finished_at_ns is not None
-            and command.status.finished_at_ns < before_ns
+            if command.spec.channel == self._channel and finished_before(command, before_ns)
         ]
         for command in old:
             keys = [command.key, *(target.key for target in self.targets(command))]
@@ -417,10 +397,4 @@ class Commands:
         return moved
 
 
-_WORDS = {
-    State.OK: Step.SUCCEEDED,
-    State.FAILED: Step.FAILED,
-    State.TIMED_OUT: Step.GAVE_UP,
-    State.CANCELLED: Step.STOPPED,
-}
-"""The ways to end that a target can tell of itself."""
+_STEPS = {outcome: step for step, outcome in WORDS.items()}

@@ -80,12 +80,13 @@ class Step(StrEnum):
 
 
 S = State
-_WORDS = {
+WORDS = {
     Step.SUCCEEDED: S.OK,
     Step.FAILED: S.FAILED,
     Step.GAVE_UP: S.TIMED_OUT,
     Step.STOPPED: S.CANCELLED,
 }
+"""The ways to end that a target can tell of itself."""
 TABLE: Mapping[State, Mapping[Step, State]] = {
     S.HELD: {
         Step.RELEASE: S.WAITING,
@@ -94,7 +95,7 @@ TABLE: Mapping[State, Mapping[Step, State]] = {
         Step.CANCEL: S.CANCELLED,
     },
     S.WAITING: {
-        **_WORDS,
+        **WORDS,
         Step.HAND_OVER: S.SENT,
         Step.NOBODY: S.UNDELIVERABLE,
         Step.REMOVED: S.UNDELIVERABLE,
@@ -103,7 +104,7 @@ TABLE: Mapping[State, Mapping[Step, State]] = {
         Step.CANCEL: S.CANCELLED,
     },
     S.SENT: {
-        **_WORDS,
+        **WORDS,
         Step.TURN_BACK: S.WAITING,
         Step.NEW_SESSION: S.WAITING,
         Step.LOST: S.FAILED,
@@ -113,7 +114,7 @@ TABLE: Mapping[State, Mapping[Step, State]] = {
         Step.CANCEL: S.CANCELLED,
     },
     S.RUNNING: {
-        **_WORDS,
+        **WORDS,
         Step.LOST: S.FAILED,
         Step.REMOVED: S.FAILED,
         Step.TOO_LATE: S.TIMED_OUT,

@@ -14,14 +14,17 @@ from fleetplane.kernel.commands import rules
 from fleetplane.kernel.commands.kinds import (
     COMMAND,
     COMMAND_TARGET,
+    Command,
     CommandSpec,
     CommandStatus,
     CommandTarget,
+    TargetSpec,
     TargetStatus,
+    targets_scope,
 )
 from fleetplane.kernel.commands.rules import OPEN, State, Step
 from fleetplane.kernel.resources import AnyKind, Key
-from fleetplane.kernel.store import Draft
+from fleetplane.kernel.store import ABSENT, Draft
 
 DETAIL_LIMIT = 1024
 """Characters kept of a target's words; the rest of them is output."""
@@ -44,6 +47,33 @@ def begun(state: State, spec: CommandSpec, now_ns: int) -> TargetStatus:
         detail = AWAY if state is State.UNDELIVERABLE else ""
         return TargetStatus(state=state, changed_at_ns=now_ns, detail=detail)
     return TargetStatus(state=state, changed_at_ns=now_ns, deliveries=1, run_by_ns=now_ns + spec.run_for_ns)
+
+
+def write_down(
+    draft: Draft,
+    scope: str,
+    command: str,
+    *,
+    spec: CommandSpec,
+    first: Mapping[str, State],
+    deliver_by_ns: int,
+) -> tuple[Command, list[CommandTarget]]:
+    """A new command with all its targets, each in its first state."""
+    below = targets_scope(scope, command)
+    made = [
+        draft.put(
+            COMMAND_TARGET, below, name,
+            spec=TargetSpec(
+                command=command, command_scope=scope, channel=spec.channel, verb=spec.verb, target=name,
+                deliver_by_ns=deliver_by_ns,
+            ),
+            status=begun(state, spec, draft.now_ns),
+            expect=ABSENT,
+        )
+        for name, state in first.items()
+    ]  # fmt: skip
+    status = counted(CommandStatus(open=len(made)), first.values(), draft.now_ns)
+    return draft.put(COMMAND, scope, command, spec=spec, status=status, expect=ABSENT), made
 
 
 def take(draft: Draft, moves: Sequence[Move]) -> list[CommandTarget]:
