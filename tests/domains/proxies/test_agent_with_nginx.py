@@ -152,4 +152,8 @@ def test_a_host_is_served_a_reload_done_and_a_conflict_rolled_back(tmp_path: Pat
             until(lambda: fleet.agent()["state"] == "degraded")
             assert fleet.agent()["health"]["config_version"] == 2
             assert served(port, "good.example") == "hello", "what was good is served on"
+            asked = f"/workspaces/{fleet.workspace}/error-logs?level=emerg&source=nginx_error"
+            complaint = until(lambda: fleet.web.get(asked).json()["data"])[-1]
+            assert (complaint["level"], complaint["agent_id"]) == ("emerg", fleet.enrolled["agent_id"])
+            assert "bind()" in complaint["message"], "NGINX's own words reach whoever asks"
         assert [line for line in server.logged() if line.get("level") == "error"] == []

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 from agents_rig import BOSS
 from events_rig import events_rig
-from proxy_api import HOST, UPSTREAM, Api, rest_api
+from proxy_api import ADMIN_EMAIL, ADMIN_PASSWORD, HOST, UPSTREAM, Api, rest_api
 
 from fleetplane.domains.proxies.audit_changes import FIELDS_LIMIT, MASK, VALUE_LIMIT_BYTES, changes, masked
 from fleetplane.domains.proxies.audit_notes import SLOTS, AuditNotes
@@ -21,7 +22,7 @@ from fleetplane.domains.proxies.kinds import (
     SettingsSpec,
     VirtualHostSpec,
 )
-from fleetplane.kernel.audit import verify_file
+from fleetplane.kernel.audit import read, verify_file
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.resources import AnyKind, AnyResource, Resource
@@ -176,6 +177,20 @@ def test_what_is_long_or_many_is_counted_instead() -> None:
     told = changes(others, None)
     assert len(told) == FIELDS_LIMIT + 1
     assert told["..."] == (None, f"and {FIELDS_LIMIT} more fields")
+
+
+async def test_a_request_cannot_write_its_own_circumstances_into_the_chain(tmp_path: Path) -> None:
+    """Not even the one that logs in, which has no caller yet."""
+    async with rest_api(tmp_path) as api:
+        answer = await api.http.post(
+            "/v1/auth/login", json={"email": ADMIN_EMAIL, "password": ADMIN_PASSWORD},
+            headers={"x-request-id": "r&ip=6.6.6.6"},
+        )  # fmt: skip
+        entries = [read(row) async for row in api.store.audit()]
+    assert answer.status_code == 200
+    (login,) = [entry for entry in entries if entry.actor.startswith("login?")]
+    said = parse_qs(login.actor.partition("?")[2])
+    assert (said["request_id"], said["ip"]) == (["r&ip=6.6.6.6"], ["127.0.0.1"])
 
 
 # Events.

@@ -36,6 +36,8 @@ _REASONS = {
 }
 """As RFC 5280 numbers them."""
 LISTENER = "challenges"
+IDLE_SECONDS = 30.0
+"""A challenge is one request; nobody has a reason to stay."""
 GRACE_SECONDS = 1.0
 """An answer takes milliseconds."""
 
@@ -119,6 +121,9 @@ class CertificateSide:
         async with AsyncExitStack() as stack:
             if self._listen:
                 # Plain text is no risk here: what is answered is meant for everyone to read.
-                spec = ListenerSpec(name=LISTENER, addresses=self._listen, app=self.board, http1=True)
+                spec = ListenerSpec(
+                    name=LISTENER, addresses=self._listen, app=self.board, http1=True,
+                    idle_seconds=IDLE_SECONDS,
+                )  # fmt: skip
                 await stack.enter_async_context(open_listener(spec, grace_seconds=GRACE_SECONDS))
             await self.controller.run()
