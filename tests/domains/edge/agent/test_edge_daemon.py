@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
@@ -217,6 +218,10 @@ async def test_the_daemons_own_keys_are_out_of_reach_of_file_tools(
             path = state.root if tool == "fs.list" else state.key
             found = await server.outcome(tool, {"path": str(path), **extra})
             assert found.code == "policy_violation"
+        for memory in ("/proc/self/mem", f"/proc/{os.getpid()}/environ", "/proc/thread-self/mem"):
+            found = await server.outcome("fs.read", {"path": memory, "length": 1})
+            assert found.code == "policy_violation"
+        assert (await server.outcome("fs.read", {"path": "/proc/version"})).outcome == "ok"
 
 
 # Draining, shutting down, being configured.

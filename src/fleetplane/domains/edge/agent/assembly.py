@@ -164,7 +164,10 @@ def _judge(
 
 
 def _protected(folder: StateFolder) -> tuple[Path, ...]:
-    return tuple(path.resolve() for path in (folder.root, folder.key, folder.token))
+    """Where the keys lie, and the daemon's own memory, which holds them too."""
+    files = (path.resolve() for path in (folder.root, folder.key, folder.token))
+    threads = (Path("/proc", thread.name) for thread in Path("/proc/self/task").glob("*"))
+    return (*files, *threads)
 
 
 def _surroundings(parts: Parts, configuration: Configuration) -> Surroundings:

@@ -89,6 +89,6 @@ class Configuration:
             return msgspec.json.decode(self._folder.pushed.read_bytes(), type=Pushed)
         except FileNotFoundError:
             return NOTHING_PUSHED
-        except msgspec.DecodeError as error:
+        except (OSError, msgspec.DecodeError) as error:
             self._log.warning("pushed_config_damaged", error=str(error))
             return NOTHING_PUSHED

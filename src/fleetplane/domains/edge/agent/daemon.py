@@ -124,8 +124,8 @@ class Daemon:
         try:
             await self._rotator.recover()
             await self._rotator.refresh()
-        except (LinkLost, Refused) as error:
-            self._node.log.warning("token_not_renewed", error=error.message)
+        except (FleetplaneError, OSError) as error:
+            self._node.log.warning("token_not_renewed", error=str(error))
         else:
             self._node.log.info("token_renewed")
 
@@ -141,8 +141,8 @@ class Daemon:
                 elif self._renewal_due():
                     await self._rotator.refresh()
                     node.log.info("token_renewed")
-            except FleetplaneError as error:
-                node.log.warning("renewal_failed", error=error.message)
+            except (FleetplaneError, OSError) as error:
+                node.log.warning("renewal_failed", error=str(error))
                 pause = self._pace.renewal_pause_seconds
             await node.clock.sleep(pause * (0.8 + 0.4 * node.clock.random()))
 

@@ -7,9 +7,8 @@ whether the server took it. Key and token are changed by one process at a time.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -31,9 +30,12 @@ from fleetplane.domains.edge.agent.state import StateFolder, new_key, public_byt
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2_grpc
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import IntegrityError
+from fleetplane.kernel.errors import IntegrityError, Unavailable
 
 KEEP_OLD_SECONDS: Final = 24 * 3600.0
+PATIENCE_SECONDS: Final = 4 * link.CALL_LIMIT_SECONDS
+"""For another process to finish: it asks the server a few times at most."""
+PATIENCE_STEP_SECONDS: Final = 0.1
 DIALECT: Final = (("x-aegis-edge-dialect", "seed"),)
 
 
@@ -185,9 +187,14 @@ class Rotator:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        lock = self.folder.changing_identity()
-        await asyncio.to_thread(lock.__enter__)
-        try:
+        with ExitStack() as held:
+            give_up_at = self.clock.monotonic() + PATIENCE_SECONDS
+            while True:
+                try:
+                    held.enter_context(self.folder.changing_identity())
+                    break
+                except Unavailable:
+                    if self.clock.monotonic() > give_up_at:
+                        raise
+                await self.clock.sleep(PATIENCE_STEP_SECONDS)
             yield
-        finally:
-            lock.__exit__(None, None, None)

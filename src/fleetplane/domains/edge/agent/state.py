@@ -195,13 +195,13 @@ class StateFolder:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Two daemons of one identity would take each other's stream away."""
-        with self._locked("daemon.lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with self._locked("daemon.lock", "another daemon"):
             yield
 
     @contextmanager
     def changing_identity(self) -> Iterator[None]:
-        """One change of key or token at a time, whichever process makes it."""
-        with self._locked("identity.lock", fcntl.LOCK_EX):
+        """One change of key or token at a time, whichever process makes it; Unavailable says try again."""
+        with self._locked("identity.lock", "another change of the identity"):
             yield
 
     def daemon_pid(self) -> int | None:
@@ -215,7 +215,7 @@ class StateFolder:
             return None
 
     @contextmanager
-    def _locked(self, name: str, how: int) -> Iterator[None]:
+    def _locked(self, name: str, whose: str) -> Iterator[None]:
         try:
             descriptor = os.open(
                 self.root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE
@@ -226,13 +226,13 @@ class StateFolder:
             ) from error
         try:
             try:
-                fcntl.flock(descriptor, how)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = (
                     os.pread(descriptor, PID_LIMIT_BYTES, 0).decode(errors="replace").strip() or "unknown"
                 )
                 raise Unavailable(
-                    f"another daemon (process {holder}) works in {self.root}", details={"pid": holder}
+                    f"{whose} (process {holder}) works in {self.root}", details={"pid": holder}
                 ) from None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
