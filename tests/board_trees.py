@@ -46,7 +46,7 @@ FOURTH: Mapping[str, bytes | str] = {
     "sys/block/nvme0n1/stat": "1 0 8 0 3 0 16 0 0 0 0\n",
     "sys/block/nvme0n1/device/model": "Fast one\n",
     "proc/1/stat": "1 (systemd) S 0 1 1\n",
-    "proc/2/stat": "2 (a) R (b) R 0 1 1\n",
+    "proc/2/stat": "2 (a) T (b) R 0 1 1\n",
     "proc/3/stat": "3 (kworker/0:0) I 2 0 0\n",
     "proc/4/stat": "4 (dd) D 2 0 0\n",
     "proc/5/stat": "5 (vim) T 2 0 0\n",

@@ -59,6 +59,7 @@ async def laboratory(policy: PinPolicy | None = None) -> AsyncIterator[Lab]:
     lab = Lab(policy or PinPolicy())
     async with lab.pins:
         running = asyncio.create_task(lab.pins.run())
+        await lab.pins.list()  # by now `run` waits, and has to be woken for the first lease
         yield lab
         running.cancel()
 
@@ -184,6 +185,21 @@ async def test_a_chip_that_goes_away_takes_its_pins_along_and_may_come_back() ->
         lab.board.plug()
         await lab.pins.write(PIN, HIGH, caller=ANN, claim=True)
         assert lab.level() == HIGH
+
+
+async def test_a_call_that_finds_the_chip_gone_gives_up_on_it_and_the_next_looks_anew() -> None:
+    async with laboratory() as lab:
+        await lab.pins.write(PIN, HIGH, caller=ANN, claim=True)
+        lab.board.unplug()
+        with pytest.raises(ChipMissing):
+            await lab.pins.read(PIN, caller=ANN)
+        assert not lab.pins.available
+        assert lab.audit[-1].event == "pin_read_failed"
+        lab.board.plug()
+        with pytest.raises(FailedPrecondition):
+            await lab.pins.read(PIN, caller=ANN)  # the claim went with the chip
+        await lab.pins.write(PIN, HIGH, caller=ANN, claim=True)
+        assert lab.pins.available
 
 
 async def test_the_system_refusing_access_is_told_from_a_protected_pin() -> None:

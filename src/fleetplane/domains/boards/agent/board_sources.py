@@ -127,7 +127,7 @@ def root_read_only(root: Path = Path("/")) -> bool | None:
     answer: bool | None = None
     for line in _text(root / "proc/mounts").splitlines():
         words = line.split()
-        if len(words) > 3 and words[1] == "/" and words[0] != "rootfs":
+        if len(words) > 3 and words[1] == "/":
             answer = "ro" in words[3].split(",")
     return answer
 
