@@ -361,6 +361,15 @@ async def test_a_deleted_board_s_certificate_is_refused_and_its_name_is_free(rig
     assert again.number == member.number + 1
 
 
+async def test_a_certificate_is_refused_as_soon_as_its_board_is_gone(rig: BoardsRig) -> None:
+    member = await rig.join("pi-1")
+
+    await rig.core.boards.delete(member.number, actor=BOSS)  # and nobody has revoked anything yet
+
+    assert await refused(member.original.Health(pi.HealthRequest())) is CODE.UNAUTHENTICATED
+    assert await refused(member.control.RegisterNode(pb.NodeRegistration())) is CODE.UNAUTHENTICATED
+
+
 async def test_every_method_but_registration_needs_a_certificate_or_a_token(rig: BoardsRig) -> None:
     channel: Any = await rig.channel()
     paths = [

@@ -87,6 +87,11 @@ async def fleet(rig: BoardsRig, *, clusters: int, boards: int) -> None:
         await rig.core.boards.create(Facts(name=f"b{index}", cluster_id=cluster), actor=BOSS)
 
 
+async def fleet_more(rig: BoardsRig, *, boards: int) -> None:
+    for index in range(boards):
+        await rig.core.boards.create(Facts(name=f"more-{index}"), actor=BOSS)
+
+
 @pytest.mark.parametrize("page_size", [1, 7, 0])
 async def test_a_snapshot_comes_whole_in_pages_of_any_size(rig: BoardsRig, page_size: int) -> None:
     await fleet(rig, clusters=3, boards=20)
@@ -116,6 +121,23 @@ async def test_after_it_come_only_changes_and_deletions(rig: BoardsRig) -> None:
     assert not answer.full
     assert list(answer.deleted_node_ids) == [2]
     assert [node.name for cluster in answer.clusters for node in cluster.nodes] == ["renamed"]
+    assert (second.clusters, second.nodes) == truth(rig)
+
+
+async def test_changes_come_in_pages_that_go_on_where_the_last_one_ended(rig: BoardsRig) -> None:
+    await fleet(rig, clusters=1, boards=1)
+    second = await follower(rig, page_size=3)
+    await second.catch_up()
+    second.answers.clear()
+    await fleet_more(rig, boards=10)
+    await rig.core.boards.delete(1, actor=BOSS)
+
+    await second.catch_up()
+
+    assert [answer.has_more for answer in second.answers] == [True, True, True, False]
+    assert not any(answer.full for answer in second.answers)
+    revisions = [answer.revision for answer in second.answers]
+    assert revisions == sorted(set(revisions))
     assert (second.clusters, second.nodes) == truth(rig)
 
 
