@@ -70,6 +70,7 @@ case ${1:-} in
         need gcc gcc libc6-dev  # builds the stand-in NVML library that the real bindings are tested on
         quiet_nginx             # the proxy agent is tested on a real one
         need pebble pebble      # certificates are tested with a real authority
+        [ -x /usr/sbin/sshd ] || need sshd openssh-server  # boards are provisioned over a real one
         ;;
     run) quiet_nginx ;;  # `make run` shows two of them
     bench) need h2load nghttp2-client; need taskset util-linux ;;

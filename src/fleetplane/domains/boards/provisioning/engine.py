@@ -1,0 +1,304 @@
+"""Seeing provisioning through: one operation at a time per board, each step written down.
+
+An operation that fails stands still at the step that failed, and goes on there when it is asked
+for again under the same request id; one that a restart of the server interrupted goes on by
+itself. Of a cluster, the server comes first; a worker that fails does not undo the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from fleetplane.domains.boards.clusters import Clusters
+from fleetplane.domains.boards.kinds import BoardRole
+from fleetplane.domains.boards.ports import (
+    ProvisioningAction,
+    ProvisioningAnswer,
+    ProvisioningOrder,
+    ProvisioningState,
+    ProvisioningStep,
+)
+from fleetplane.domains.boards.provisioning import options as k3s
+from fleetplane.domains.boards.provisioning import ssh
+from fleetplane.domains.boards.provisioning.aftermath import ACTOR, Aftermath
+from fleetplane.domains.boards.provisioning.credentials import Credentials
+from fleetplane.domains.boards.provisioning.operations import (
+    MESSAGE_LIMIT,
+    Operation,
+    OperationLogs,
+    Operations,
+    OperationSpec,
+    StepRecord,
+    StepState,
+    Work,
+    is_over,
+    status_of,
+)
+from fleetplane.domains.boards.provisioning.plan import Step
+from fleetplane.domains.boards.provisioning.preflight import Places
+from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
+from fleetplane.domains.boards.provisioning.survey import Survey
+from fleetplane.domains.boards.provisioning.work import BoardWork
+from fleetplane.domains.boards.registry import Boards
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FleetplaneError, NotFound
+
+log = structlog.get_logger(__name__)
+
+ID_BYTES = 8
+AT_ONCE = 8
+"""Operations under way at once; each is one or a few SSH connections."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What the engine works with."""
+
+    boards: Boards
+    clusters: Clusters
+    operations: Operations
+    credentials: Credentials
+    secrets: ClusterSecrets
+    clock: Clock
+    dial: ssh.Dial = ssh.dial
+    places: Places = field(default_factory=Places)
+
+
+class Engine:
+    """A `Provisioner`."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._survey = Survey(parts.boards, parts.clusters, parts.places)
+        self._aftermath = Aftermath(parts.boards, parts.clusters, parts.secrets)
+        self.logs = OperationLogs()
+        self._wanted: asyncio.Queue[str] = asyncio.Queue()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._cancelled: set[str] = set()
+        """Those that somebody took back, as against those that stop because the server does."""
+        self._room = asyncio.Semaphore(AT_ONCE)
+
+    def __repr__(self) -> str:
+        return f"<Engine running={len(self._running)}>"
+
+    # Asking.
+
+    async def request(self, order: ProvisioningOrder, *, actor: str) -> ProvisioningAnswer:
+        if order.action is ProvisioningAction.CANCEL:
+            return await self._cancel(order, actor=actor)
+        known = self._parts.operations.of_request(order.request_id)
+        if known is not None:
+            return await self._again(known, actor=actor)
+        options = k3s.read(order.k3s_config, version=order.k3s_version, channel=order.k3s_channel)
+        works = self._survey.works(order)
+        if order.dry_run:
+            return await self._rehearse(order, works, options)
+        await self._parts.credentials.get(order.credential_ref)  # that there is one, before anything is begun
+        spec = OperationSpec(
+            action=order.action, works=works, options=options, credential=order.credential_ref, actor=actor,
+            created_at_ns=self._parts.clock.now_ns(), cluster_id=order.cluster_id,
+            request_id=order.request_id,
+        )  # fmt: skip
+        steps = tuple(
+            StepRecord(board=work.board, name=step.name, phase=step.phase)
+            for work, step in self._survey.all_steps(spec, user="")
+        )
+        name = self._parts.clock.token_bytes(ID_BYTES).hex()
+        operation = await self._parts.operations.begin(name, spec, steps)
+        self._go(operation)
+        return told(operation, "accepted")
+
+    async def _again(self, operation: Operation, *, actor: str) -> ProvisioningAnswer:
+        """The same request: it goes on where it stopped, or is told about."""
+        failed = status_of(operation).state in (ProvisioningState.FAILED, ProvisioningState.CANCELLED)
+        if failed:
+            operation = await self._parts.operations.resume(operation, actor=actor)
+            self._go(operation)
+        return told(operation, "resumed at the step that failed" if failed else "known already")
+
+    async def _cancel(self, order: ProvisioningOrder, *, actor: str) -> ProvisioningAnswer:
+        operation = self._parts.operations.of_request(order.request_id)
+        if operation is None and order.board_id is not None:
+            operation = self._parts.operations.at_board(order.board_id)
+        if operation is None:
+            raise NotFound("there is no operation to cancel")
+        if is_over(operation):
+            return told(operation, "it was over already")
+        log.info("boards.provision.cancel", operation=operation.name, actor=actor)
+        task = self._running.get(operation.name)
+        if task is None:
+            await self._end(operation.name, ProvisioningState.CANCELLED, f"cancelled by {actor}")
+        else:
+            self._cancelled.add(operation.name)
+            task.cancel()
+            await asyncio.wait({task})
+        return told(self._parts.operations.get(operation.name), "cancelled")
+
+    async def _rehearse(
+        self, order: ProvisioningOrder, works: tuple[Work, ...], options: k3s.K3sOptions
+    ) -> ProvisioningAnswer:
+        """The very commands, without any of them being run, or anyone being connected to."""
+        credential = await self._parts.credentials.get(order.credential_ref)
+        spec = OperationSpec(
+            action=order.action, works=works, options=options, credential="", actor="", created_at_ns=0,
+            cluster_id=order.cluster_id,
+        )  # fmt: skip
+        steps = [
+            ProvisioningStep(
+                name=f"{work.board}/{step.name}", state=step.phase, message="\n".join(step.commands)
+            )
+            for work, step in self._survey.all_steps(spec, user=credential.user)
+        ]
+        return ProvisioningAnswer(success=True, message="nothing was done: this is the plan", steps=steps)
+
+    # Doing.
+
+    def _go(self, operation: Operation) -> None:
+        self.logs.open(operation.name)
+        self._wanted.put_nowait(operation.name)
+
+    async def run(self) -> None:
+        """Work on operations until cancelled; those that an earlier server began go on."""
+        for operation in self._parts.operations.list():
+            if not is_over(operation) and operation.name not in self._running:
+                self._go(operation)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                name = await self._wanted.get()
+                if name not in self._running and not is_over(self._parts.operations.get(name)):
+                    task = tasks.create_task(self._see_through(name), name=f"boards/operation/{name}")
+                    self._running[name] = task
+
+    async def _see_through(self, name: str) -> None:
+        operations = self._parts.operations
+        try:
+            async with self._room:
+                await self._carry_out(operations.get(name))
+        except asyncio.CancelledError:
+            if name not in self._cancelled:
+                raise  # the server stops: the next one goes on where this one was
+            await self._end(name, ProvisioningState.CANCELLED, "it was taken back")
+        except FleetplaneError as error:
+            await self._end(name, ProvisioningState.FAILED, error.message)
+        except Exception as error:
+            log.exception("boards.provision.broken", operation=name)
+            await self._end(name, ProvisioningState.FAILED, f"something unforeseen: {type(error).__name__}")
+        finally:
+            self._running.pop(name, None)
+            self._cancelled.discard(name)
+            if (lines := self.logs.get(name)) is not None:
+                lines.end()
+
+    async def _carry_out(self, operation: Operation) -> None:
+        spec = operation.spec
+        await self._aftermath.began(spec)
+        credential = await self._parts.credentials.get(spec.credential)
+        failed: list[str] = []
+        index = 0
+        for work in spec.works:
+            steps = self._survey.steps(spec, work, user=credential.user)
+            try:
+                await self._work(operation.name, spec, work, steps, index)
+            except FleetplaneError as error:
+                if work is spec.works[0]:
+                    raise
+                failed.append(f"board {work.board}: {error.message}")
+            index += len(steps)
+        await self._aftermath.worked(spec, completely=not failed)
+        undone = spec.action is ProvisioningAction.DEPROVISION
+        wanted = ProvisioningState.ROLLED_BACK if undone else ProvisioningState.READY
+        await self._end(operation.name, ProvisioningState.FAILED if failed else wanted, "; ".join(failed))
+
+    async def _work(
+        self, name: str, spec: OperationSpec, work: Work, steps: tuple[Step, ...], first: int
+    ) -> None:
+        parts = self._parts
+        credential = await parts.credentials.get(spec.credential)
+        joining = work.role is BoardRole.WORKER and spec.action is ProvisioningAction.PROVISION
+        hands = BoardWork(
+            host=self._survey.host(work.board, user=credential.user),
+            server=work.role is BoardRole.MASTER, credential=credential, dial=parts.dial, clock=parts.clock,
+            tell=self._teller(name, work.board), places=parts.places,
+            secrets={"cluster_token": await parts.secrets.token(spec.cluster_id)} if joining else {},
+        )  # fmt: skip
+        async with hands.at_hand():
+            for offset, step in enumerate(steps):
+                await self._take(name, first + offset, step, hands)
+        server_url = self._survey.server_url(spec)
+        await self._aftermath.board_done(spec, work, hands, server_url)
+
+    async def _take(self, name: str, index: int, step: Step, hands: BoardWork) -> None:
+        operations, clock = self._parts.operations, self._parts.clock
+        if status_of(operations.get(name)).steps[index].state in (StepState.DONE, StepState.SKIPPED):
+            return
+        began = clock.now_ns()
+        await operations.note(
+            name, index, _changed(state=StepState.RUNNING, started_at_ns=began), actor=ACTOR
+        )
+        hands.tell(f"-- {step.name}")
+        try:
+            words = await hands.take(step)
+        except FleetplaneError as error:
+            ended = _changed(
+                state=StepState.FAILED, message=error.message[:MESSAGE_LIMIT], finished_at_ns=clock.now_ns()
+            )
+            await operations.note(name, index, ended, actor=ACTOR)
+            hands.tell(f"failed: {error.message}")
+            raise
+        ended = _changed(state=StepState.DONE, message=words[:MESSAGE_LIMIT], finished_at_ns=clock.now_ns())
+        await operations.note(name, index, ended, actor=ACTOR)
+
+    def _teller(self, name: str, board: int) -> Callable[[str], None]:
+        lines = self.logs.get(name) or self.logs.open(name)
+        return lambda text: lines.add(f"[{board}] {text}")
+
+    async def _end(self, name: str, state: ProvisioningState, reason: str) -> None:
+        if state in (ProvisioningState.FAILED, ProvisioningState.CANCELLED):
+            await self._aftermath.failed(self._parts.operations.get(name))
+        await self._parts.operations.end(name, state, reason=reason, actor=ACTOR)
+        log.info("boards.provision.ended", operation=name, state=state, reason=reason)
+
+    # Looking on.
+
+    async def follow(self, name: str) -> AsyncIterator[str]:
+        """The log of an operation, as it is written; nothing of one that an earlier server ended."""
+        self._parts.operations.get(name)
+        lines = self.logs.get(name)
+        if lines is not None:
+            async for line in lines.follow():
+                yield line
+
+
+def _changed(**fields: object) -> Callable[[StepRecord], StepRecord]:
+    return lambda record: msgspec.structs.replace(record, **fields)
+
+
+_SHOWN: Mapping[StepState, ProvisioningState] = {
+    StepState.PENDING: ProvisioningState.QUEUED,
+    StepState.DONE: ProvisioningState.READY,
+    StepState.SKIPPED: ProvisioningState.READY,
+    StepState.FAILED: ProvisioningState.FAILED,
+}
+
+
+def told(operation: Operation, message: str) -> ProvisioningAnswer:
+    status = status_of(operation)
+    return ProvisioningAnswer(
+        success=status.state is not ProvisioningState.FAILED,
+        message=message,
+        operation_id=operation.name,
+        state=status.state,
+        reason=status.reason,
+        steps=[
+            ProvisioningStep(
+                name=f"{step.board}/{step.name}", state=_SHOWN.get(step.state, step.phase),
+                message=step.message, started_at_ns=step.started_at_ns, finished_at_ns=step.finished_at_ns,
+            )
+            for step in status.steps
+        ],
+    )  # fmt: skip

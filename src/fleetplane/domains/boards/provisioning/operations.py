@@ -1,0 +1,257 @@
+"""What is written down about provisioning: each operation, and how far it is with each step.
+
+A step is written down when it begins and when it ends, so that a server that is started again
+knows where to go on. What commands print is not written down: see `OperationLog`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from enum import StrEnum
+
+import msgspec
+
+from fleetplane.domains.boards.kinds import SCOPE, BoardRole, Spec
+from fleetplane.domains.boards.ports import ProvisioningAction, ProvisioningState
+from fleetplane.domains.boards.provisioning.options import K3sOptions
+from fleetplane.kernel.errors import Conflict, NotFound
+from fleetplane.kernel.resources import Kind, Resource
+from fleetplane.kernel.store import ABSENT, Draft, Store
+
+LINES_LIMIT = 5000
+"""Kept of one operation's log."""
+LOGS_LIMIT = 64
+"""Operations whose log is kept; the one begun longest ago goes first."""
+MESSAGE_LIMIT = 1000
+BOARDS_LIMIT = 64
+"""In one operation."""
+_BOARD_CLAIM = "board"
+_REQUEST_CLAIM = "request"
+
+
+class Work(Spec, frozen=True):
+    """One board's part of an operation."""
+
+    board: int
+    role: BoardRole
+
+
+class StepState(StrEnum):
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+
+
+class StepRecord(Spec, frozen=True):
+    board: int
+    name: str
+    phase: ProvisioningState
+    state: StepState = StepState.PENDING
+    message: str = ""
+    started_at_ns: int | None = None
+    finished_at_ns: int | None = None
+
+
+class OperationSpec(Spec, frozen=True):
+    action: ProvisioningAction
+    works: tuple[Work, ...]
+    """In order; the first is the cluster's server, where there is one."""
+    options: K3sOptions
+    credential: str
+    actor: str
+    created_at_ns: int
+    cluster_id: int | None = None
+    request_id: str = ""
+
+
+class OperationStatus(Spec, frozen=True):
+    state: ProvisioningState = ProvisioningState.QUEUED
+    steps: tuple[StepRecord, ...] = ()
+    reason: str = ""
+    """Why it failed."""
+    finished_at_ns: int | None = None
+
+
+Operation = Resource[OperationSpec, OperationStatus]
+OPERATION: Kind[OperationSpec, OperationStatus] = Kind("board-operation", OperationSpec, OperationStatus)
+
+
+def status_of(operation: Operation) -> OperationStatus:
+    assert operation.status is not None, "an operation is written with its status"
+    return operation.status
+
+
+def is_over(operation: Operation) -> bool:
+    return status_of(operation).finished_at_ns is not None
+
+
+class Operations:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __repr__(self) -> str:
+        return f"<Operations {len(self._store.list(OPERATION))}>"
+
+    def get(self, name: str) -> Operation:
+        found = self._store.get(OPERATION, SCOPE, name)
+        if found is None:
+            raise NotFound(f"there is no operation {name[:64]!r}")
+        return found
+
+    def list(self) -> list[Operation]:
+        """The newest first."""
+        found = self._store.list(OPERATION, SCOPE)
+        return sorted(found, key=lambda one: one.created_revision, reverse=True)
+
+    def of_request(self, request_id: str) -> Operation | None:
+        name = self._store.claimed_by(OPERATION, SCOPE, _REQUEST_CLAIM, request_id) if request_id else None
+        return self._store.get(OPERATION, SCOPE, name) if name is not None else None
+
+    def at_board(self, board: int) -> Operation | None:
+        """The operation that has a board in its hands."""
+        name = self._store.claimed_by(OPERATION, SCOPE, _BOARD_CLAIM, str(board))
+        return self._store.get(OPERATION, SCOPE, name) if name is not None else None
+
+    async def begin(self, name: str, spec: OperationSpec, steps: tuple[StepRecord, ...]) -> Operation:
+        """Write an operation down; two never have one board in their hands."""
+
+        def change(draft: Draft) -> Operation:
+            if spec.request_id:
+                draft.claim(OPERATION, SCOPE, _REQUEST_CLAIM, spec.request_id, name)
+            _take(draft, name, spec)
+            return draft.put(
+                OPERATION, SCOPE, name, spec=spec, status=OperationStatus(steps=steps), expect=ABSENT
+            )
+
+        return await self._write(name, change, actor=spec.actor, action="boards.provision")
+
+    async def resume(self, operation: Operation, *, actor: str) -> Operation:
+        """Let a failed operation go on at the step that failed."""
+        name = operation.name
+
+        def change(draft: Draft) -> Operation:
+            current = _present(draft, name)
+            status = status_of(current)
+            if status.state not in (ProvisioningState.FAILED, ProvisioningState.CANCELLED):
+                return current
+            _take(draft, name, current.spec)
+            steps = tuple(
+                StepRecord(board=step.board, name=step.name, phase=step.phase)
+                if step.state in (StepState.FAILED, StepState.RUNNING)
+                else step
+                for step in status.steps
+            )
+            return draft.put(OPERATION, SCOPE, name, spec=current.spec, status=OperationStatus(steps=steps))
+
+        return await self._write(name, change, actor=actor, action="boards.provision.resume")
+
+    async def note(
+        self, name: str, index: int, changed: Callable[[StepRecord], StepRecord], *, actor: str
+    ) -> Operation:
+        """Write down how far one step is; the operation is in that step's phase."""
+
+        def change(draft: Draft) -> Operation:
+            current = _present(draft, name)
+            status = status_of(current)
+            steps = list(status.steps)
+            steps[index] = changed(steps[index])
+            status = msgspec.structs.replace(status, steps=tuple(steps), state=steps[index].phase)
+            return draft.put(OPERATION, SCOPE, name, spec=current.spec, status=status)
+
+        return await self._write(name, change, actor=actor, action="boards.provision.step")
+
+    async def end(self, name: str, state: ProvisioningState, *, reason: str = "", actor: str) -> Operation:
+        """It is over; its boards are free for others."""
+
+        def change(draft: Draft) -> Operation:
+            current = _present(draft, name)
+            for work in current.spec.works:
+                draft.release(OPERATION, SCOPE, _BOARD_CLAIM, str(work.board), name)
+            status = msgspec.structs.replace(
+                status_of(current), state=state, reason=reason[:MESSAGE_LIMIT], finished_at_ns=draft.now_ns
+            )
+            return draft.put(OPERATION, SCOPE, name, spec=current.spec, status=status)
+
+        return await self._write(name, change, actor=actor, action=f"boards.provision.{state}")
+
+    async def _write(
+        self, name: str, change: Callable[[Draft], Operation], *, actor: str, action: str
+    ) -> Operation:
+        done = await self._store.transact(
+            change, actor=actor, action=action, touches=[OPERATION.key(SCOPE, name)]
+        )
+        return done.value
+
+
+def _present(draft: Draft, name: str) -> Operation:
+    found = draft.get(OPERATION, SCOPE, name)
+    if found is None:
+        raise NotFound(f"there is no operation {name[:64]!r}")
+    return found
+
+
+def _take(draft: Draft, name: str, spec: OperationSpec) -> None:
+    for work in spec.works:
+        holder = draft.claimed_by(OPERATION, SCOPE, _BOARD_CLAIM, str(work.board))
+        if holder is not None and holder != name:
+            raise Conflict(
+                f"operation {holder} is at board {work.board}", hint="wait for it, or cancel it",
+                details={"cause": "busy"},
+            )  # fmt: skip
+        draft.claim(OPERATION, SCOPE, _BOARD_CLAIM, str(work.board), name)
+
+
+class OperationLog:
+    """What the commands of one operation print, line by line."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=LINES_LIMIT)
+        self._total = 0
+        self._changed = asyncio.Event()
+        self._over = False
+
+    def add(self, line: str) -> None:
+        self._lines.append(line)
+        self._total += 1
+        self._wake()
+
+    def end(self) -> None:
+        self._over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def follow(self) -> AsyncIterator[str]:
+        """Every line that is still known and every later one, until the operation is over."""
+        seen = 0
+        while True:
+            changed, first = self._changed, self._total - len(self._lines)
+            fresh = list(self._lines)[max(0, seen - first) :]
+            seen = self._total
+            for line in fresh:
+                yield line
+            if changed is not self._changed:
+                continue  # more came while these were read
+            if self._over:
+                return
+            await changed.wait()
+
+
+class OperationLogs:
+    def __init__(self) -> None:
+        self._logs: OrderedDict[str, OperationLog] = OrderedDict()
+
+    def open(self, operation: str) -> OperationLog:
+        log = self._logs[operation] = OperationLog()
+        while len(self._logs) > LOGS_LIMIT:
+            self._logs.popitem(last=False)
+        return log
+
+    def get(self, operation: str) -> OperationLog | None:
+        return self._logs.get(operation)

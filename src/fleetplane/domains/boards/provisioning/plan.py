@@ -1,0 +1,197 @@
+"""What is done to a board, step by step: the very commands, made before any of them runs. Pure.
+
+Commands are made of words that are quoted one by one. A secret never stands in a command: it is
+written to a file of the board through the connection's standard input, and named by its path.
+Every step may be taken again: what is there already is left as it is.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+from fleetplane.domains.boards.kinds import BoardRole
+from fleetplane.domains.boards.ports import ProvisioningState
+from fleetplane.domains.boards.provisioning import options as k3s
+from fleetplane.domains.boards.provisioning import preflight
+from fleetplane.domains.boards.provisioning.options import K3sOptions
+from fleetplane.domains.boards.provisioning.preflight import Places
+
+SHORT_SECONDS, LONG_SECONDS = 60.0, 1200.0
+"""For a command that only looks or writes; for one that fetches packages or images."""
+API_PORT = 6443
+
+
+class Doing(StrEnum):
+    """What a step needs beside its commands."""
+
+    RUN = "run"
+    PREFLIGHT = "preflight"
+    CGROUP = "cgroup"
+    """The boot loader's line is read, changed and written back."""
+    REBOOT = "reboot"
+    READY = "ready"
+    """Asked again and again until it holds."""
+    COLLECT = "collect"
+    """What it prints is a secret."""
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    phase: ProvisioningState
+    doing: Doing = Doing.RUN
+    commands: tuple[str, ...] = ()
+    stdin: str = ""
+    """Which secret goes to the first command's standard input; never shown."""
+    seconds: float = SHORT_SECONDS
+    tolerant: bool = False
+    """Whether it may fail, because there may be nothing to do."""
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """A board as it is reached."""
+
+    address: str
+    user: str
+
+    def privileged(self, command: str) -> str:
+        """For a user who is not root, through sudo, which must not ask."""
+        return command if self.user == "root" else f"sudo -n sh -c {shlex.quote(command)}"
+
+
+def install(
+    host: Host, role: BoardRole, options: K3sOptions, *, server_url: str = "", places: Places | None = None
+) -> tuple[Step, ...]:
+    """Everything from looking at a board to a running k3s; `server_url` is whom an agent joins."""
+    server = role is BoardRole.MASTER
+    unit = "k3s" if server else "k3s-agent"
+    places = places or Places()
+    joining = () if server else (_join_token(host, places),)
+    return (
+        _preflight(places),
+        Step(name="cgroup", phase=ProvisioningState.PREPARING, doing=Doing.CGROUP),
+        Step(
+            name="reboot", phase=ProvisioningState.REBOOTING, doing=Doing.REBOOT,
+            commands=(host.privileged("reboot"),), seconds=LONG_SECONDS,
+        ),
+        Step(
+            name="packages", phase=ProvisioningState.PREPARING, seconds=LONG_SECONDS,
+            commands=(
+                host.privileged(
+                    "command -v curl >/dev/null || { apt-get update && apt-get install -y curl; }"
+                ),
+            ),
+        ),
+        Step(
+            name="fetch", phase=ProvisioningState.INSTALLING, seconds=LONG_SECONDS,
+            commands=(
+                shlex.join(
+                    ["curl", "--fail", "--silent", "--show-error", "--location", "--proto", "=https,file",
+                     "--output", places.script, options.installer]
+                ),
+            ),
+        ),
+        *joining,
+        Step(
+            name="install", phase=ProvisioningState.INSTALLING if server else ProvisioningState.JOINING,
+            commands=(host.privileged(_installer(host, role, options, server_url, places)),),
+            seconds=LONG_SECONDS,
+        ),
+        Step(
+            name="start", phase=ProvisioningState.INSTALLING, seconds=LONG_SECONDS,
+            commands=(host.privileged(f"systemctl enable --now {unit}"),),
+        ),
+        *((_ready(host), _collect(host, options)) if server else ()),
+        Step(
+            name="verify", phase=ProvisioningState.VERIFYING,
+            commands=(host.privileged(f"systemctl is-active {unit}"), "k3s --version"),
+        ),
+    )  # fmt: skip
+
+
+def check(places: Places | None = None) -> tuple[Step, ...]:
+    """Only looking."""
+    return (_preflight(places or Places()),)
+
+
+def uninstall(host: Host, options: K3sOptions, places: Places | None = None) -> tuple[Step, ...]:
+    """Back to a board without k3s; what is not there is no failure."""
+    places = places or Places()
+    scripts = [
+        shlex.quote(f"{places.programs}/{name}") for name in ("k3s-uninstall.sh", "k3s-agent-uninstall.sh")
+    ]
+    leftovers = shlex.join(["rm", "-rf", "--", options.data_dir, places.configuration, places.script])
+    return (
+        Step(
+            name="stop", phase=ProvisioningState.ROLLING_BACK, tolerant=True,
+            commands=tuple(
+                host.privileged(f"systemctl disable --now {unit}") for unit in ("k3s", "k3s-agent")
+            ),
+        ),
+        Step(
+            name="uninstall", phase=ProvisioningState.ROLLING_BACK, seconds=LONG_SECONDS, tolerant=True,
+            commands=tuple(
+                host.privileged(f"if [ -x {script} ]; then {script}; fi") for script in scripts
+            ),
+        ),
+        Step(
+            name="clean", phase=ProvisioningState.ROLLING_BACK,
+            commands=(host.privileged(leftovers),),
+        ),
+        Step(
+            name="verify", phase=ProvisioningState.VERIFYING,
+            commands=("! command -v k3s >/dev/null || { echo 'k3s is still there' >&2; exit 1; }",),
+        ),
+    )  # fmt: skip
+
+
+def _preflight(places: Places) -> Step:
+    return Step(
+        name="preflight", phase=ProvisioningState.PREFLIGHT, doing=Doing.PREFLIGHT,
+        commands=(preflight.probe(places),),
+    )  # fmt: skip
+
+
+def _join_token(host: Host, places: Places) -> Step:
+    folder, file = shlex.quote(places.configuration), shlex.quote(places.join_token)
+    write = f"umask 077 && mkdir -p {folder} && cat > {file}"
+    return Step(
+        name="join-token", phase=ProvisioningState.JOINING, commands=(host.privileged(write),),
+        stdin="cluster_token",
+    )  # fmt: skip
+
+
+def _installer(host: Host, role: BoardRole, options: K3sOptions, server_url: str, places: Places) -> str:
+    variables = {"INSTALL_K3S_CHANNEL": options.channel, "INSTALL_K3S_SKIP_START": "true"}
+    if options.version:
+        variables["INSTALL_K3S_VERSION"] = options.version
+    if role is BoardRole.MASTER:
+        arguments = k3s.server_arguments(options, address=host.address)
+    else:
+        variables |= {"K3S_URL": server_url, "K3S_TOKEN_FILE": places.join_token}
+        arguments = k3s.agent_arguments(options, address=host.address)
+    return shlex.join(["env", *_assigned(variables), "sh", places.script, *arguments])
+
+
+def _assigned(variables: dict[str, str]) -> Iterable[str]:
+    return (f"{name}={value}" for name, value in sorted(variables.items()))
+
+
+def _ready(host: Host) -> Step:
+    return Step(
+        name="ready", phase=ProvisioningState.VERIFYING, doing=Doing.READY, seconds=300.0,
+        commands=(host.privileged("k3s kubectl get nodes --no-headers"),),
+    )  # fmt: skip
+
+
+def _collect(host: Host, options: K3sOptions) -> Step:
+    token = f"{options.data_dir.rstrip('/')}/server/node-token"
+    return Step(
+        name="collect", phase=ProvisioningState.VERIFYING, doing=Doing.COLLECT,
+        commands=tuple(
+            host.privileged(shlex.join(["cat", "--", path])) for path in (token, options.write_kubeconfig)
+        ),
+    )  # fmt: skip

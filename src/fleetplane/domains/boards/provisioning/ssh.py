@@ -1,0 +1,157 @@
+"""Commands on a board over SSH. A host whose key is not known is not spoken to.
+
+Passwords, keys and what goes to standard input are never logged. What a command prints is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import asyncssh
+
+from fleetplane.domains.boards.provisioning.credentials import SshCredential
+from fleetplane.kernel.errors import (
+    FailedPrecondition,
+    InvalidArgument,
+    PermissionDenied,
+    Unavailable,
+)
+
+CONNECT_SECONDS = 30.0
+KEEPALIVE_SECONDS = 30.0
+OUTPUT_LIMIT = 256 * 1024
+"""Kept of what one command prints, its end; the rest is only passed on line by line."""
+LINE_LIMIT = 4096
+
+Line = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Printed:
+    """How a command ended."""
+
+    exit_code: int
+    output: str
+    """Both streams, as they came; only the end of what is long."""
+    stdout: str
+
+
+class Connection(Protocol):
+    async def run(
+        self, command: str, *, seconds: float, stdin: str = "", line: Line | None = None
+    ) -> Printed:
+        """Run one command to its end; each line that it prints is told as it comes."""
+        ...
+
+
+class Dial(Protocol):
+    def __call__(
+        self, address: str, credential: SshCredential
+    ) -> contextlib.AbstractAsyncContextManager[Connection]:
+        """A connection to a board, for as long as it is needed."""
+        ...
+
+
+@contextlib.asynccontextmanager
+async def dial(address: str, credential: SshCredential) -> AsyncIterator[Connection]:
+    """Over a real network. The host's key must be among those that the credential knows."""
+    try:
+        known = asyncssh.import_known_hosts(credential.known_hosts)
+        keys = [asyncssh.import_private_key(credential.private_key)] if credential.private_key else []
+    except (asyncssh.KeyImportError, ValueError) as error:
+        raise InvalidArgument(f"the credential cannot be used: {error}", field="credential_ref") from error
+    try:
+        opened = await asyncssh.connect(
+            address, credential.port, username=credential.user, known_hosts=known, client_keys=keys,
+            password=credential.password or None, agent_path=None, config=None,
+            connect_timeout=CONNECT_SECONDS, login_timeout=CONNECT_SECONDS,
+            keepalive_interval=KEEPALIVE_SECONDS,
+        )  # fmt: skip
+    except asyncssh.HostKeyNotVerifiable as error:
+        raise FailedPrecondition(
+            f"the key of {address} is not one that is known: nothing was sent to it",
+            hint="add it to the credential's known hosts once you have compared it",
+            details={"cause": "host_key"},
+        ) from error
+    except asyncssh.PermissionDenied as error:
+        raise PermissionDenied(
+            f"{credential.user} may not log in at {address}", details={"cause": "ssh_login"}
+        ) from error
+    except (OSError, asyncssh.Error) as error:
+        raise Unavailable(f"{address} cannot be reached over SSH: {error}") from error
+    async with opened:
+        yield SshConnection(opened, address)
+
+
+class SshConnection:
+    def __init__(self, connection: asyncssh.SSHClientConnection, address: str) -> None:
+        self._connection = connection
+        self._address = address
+
+    def __repr__(self) -> str:
+        return f"<SshConnection {self._address}>"
+
+    async def run(
+        self, command: str, *, seconds: float, stdin: str = "", line: Line | None = None
+    ) -> Printed:
+        told = line or (lambda _text: None)
+        both, out = _Kept(), _Kept()
+        try:
+            async with asyncio.timeout(seconds), self._process(command) as process:
+                if stdin:
+                    process.stdin.write(stdin)
+                process.stdin.write_eof()
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(_read(process.stdout, (both, out), told))
+                    tasks.create_task(_read(process.stderr, (both,), told))
+                done = await process.wait(check=False)
+        except TimeoutError as error:
+            raise Unavailable(f"a command took longer than {seconds:g} s at {self._address}") from error
+        except (OSError, asyncssh.Error) as error:
+            raise Unavailable(f"the connection to {self._address} broke: {error}") from error
+        code = done.exit_status if done.exit_status is not None else -1
+        return Printed(exit_code=code, output=both.text, stdout=out.text)
+
+    @contextlib.asynccontextmanager
+    async def _process(self, command: str) -> AsyncIterator[asyncssh.SSHClientProcess[str]]:
+        """A command that is not left running when nobody waits for it any more."""
+        process = await self._connection.create_process(
+            command, stdin=asyncssh.PIPE, encoding="utf-8", errors="replace"
+        )
+        try:
+            yield process
+        except BaseException:
+            with contextlib.suppress(OSError):  # the connection may be what broke
+                process.kill()
+            raise
+        finally:
+            process.close()
+
+
+class _Kept:
+    """The end of what was printed."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def add(self, more: str) -> None:
+        self.text = (self.text + more)[-OUTPUT_LIMIT:]
+
+
+async def _read(stream: asyncssh.SSHReader[str], into: tuple[_Kept, ...], told: Line) -> None:
+    rest = ""
+    while more := await stream.read(8192):
+        for kept in into:
+            kept.add(more)
+        *lines, rest = (rest + more).split("\n")
+        for text in lines:
+            told(text[:LINE_LIMIT])
+        if len(rest) > LINE_LIMIT:
+            told(rest[:LINE_LIMIT])
+            rest = ""
+    if rest:
+        told(rest)
