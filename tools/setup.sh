@@ -31,17 +31,19 @@ install_packages() {
         { say "could not install; please run as root: apt-get install $*"; exit 1; }
 }
 
-# NGINX is driven by tests that start their own; the system's must not start just because it was installed.
-quiet_nginx() {
-    command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] && return
+# need_quiet COMMAND PACKAGE: the same for a service. Tests start their own; the system's must not start just
+# because it was installed.
+need_quiet() {
+    local command=$1 package=$2
+    command -v "$command" >/dev/null || [ -x "/usr/sbin/$command" ] && return
     local policy=/usr/sbin/policy-rc.d ours=
     if ! [ -e $policy ]; then
         ours=yes
         printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null && as_root chmod 755 $policy ||
-            { say "could not install; please run as root: apt-get install nginx"; exit 1; }
+            { say "could not install; please run as root: apt-get install $package"; exit 1; }
     fi
     local installed=0
-    (install_packages nginx) || installed=$?
+    (install_packages "$package") || installed=$?
     [ -z "$ours" ] || as_root rm -f $policy
     return $installed
 }
@@ -68,11 +70,11 @@ case ${1:-} in
     python) python_environment "$2" ;;
     test)
         need gcc gcc libc6-dev  # builds the stand-in NVML library that the real bindings are tested on
-        quiet_nginx             # the proxy agent is tested on a real one
+        need_quiet nginx nginx  # the proxy agent is tested on a real one
         need pebble pebble      # certificates are tested with a real authority
-        [ -x /usr/sbin/sshd ] || need sshd openssh-server  # boards are provisioned over a real one
+        need_quiet sshd openssh-server  # boards are provisioned over a real one
         ;;
-    run) quiet_nginx ;;  # `make run` shows two of them
+    run) need_quiet nginx nginx ;;  # `make run` shows two of them
     bench) need h2load nghttp2-client; need taskset util-linux ;;
     *) say "usage: setup.sh python VENV | run | test | bench"; exit 2 ;;
 esac
