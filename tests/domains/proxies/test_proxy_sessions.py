@@ -13,9 +13,9 @@ import jwt
 import pytest
 from proxy_api import ADMIN_EMAIL, ADMIN_PASSWORD, Api, rest_api
 
-from fleetplane.domains.proxies.accounts import FAILURES_LIMIT, PAUSE_SECONDS, Failures
+from fleetplane.domains.proxies.accounts import FAILURES_LIMIT
 from fleetplane.domains.proxies.kinds import SESSION
-from fleetplane.domains.proxies.passwords import NOBODYS
+from fleetplane.kernel.identity.passwords import NOBODYS, PAUSE_SECONDS, Failures
 
 
 async def login(api: Api, email: str = ADMIN_EMAIL, password: str = ADMIN_PASSWORD) -> httpx.Response:
@@ -158,7 +158,7 @@ async def test_attempts_per_email_are_limited_and_say_when_to_come_back(tmp_path
 
 
 def test_an_account_pauses_after_too_many_failures_and_recovers() -> None:
-    failures = Failures()
+    failures = Failures(limit=FAILURES_LIMIT)
     for second in range(FAILURES_LIMIT):
         assert failures.pause_seconds("a", now=float(second)) == 0
         failures.failed("a", now=float(second))

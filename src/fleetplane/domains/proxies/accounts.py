@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections import OrderedDict
 from typing import Any
 
 import msgspec
@@ -24,12 +23,12 @@ from fleetplane.domains.proxies.names import (
     register,
     unregister,
 )
-from fleetplane.domains.proxies.passwords import Passwords
 from fleetplane.domains.proxies.passwords import problems as password_problems
 from fleetplane.domains.proxies.rules import name_problems
 from fleetplane.domains.proxies.sessions import Sessions, TokenPair
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound, ResourceExhausted, Unauthenticated
+from fleetplane.kernel.identity.passwords import Failures, Passwords
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.web.problems import Code, Problem
 from fleetplane.web.rate import RateLimit
@@ -40,9 +39,6 @@ ATTEMPTS_PER_ADDRESS = 10
 ATTEMPTS_PER_EMAIL = 5
 """A minute."""
 FAILURES_LIMIT = 10
-PAUSE_SECONDS = 15 * 60
-ACCOUNTS_REMEMBERED = 10_000
-"""Accounts with recent failures; the oldest is forgotten first."""
 ADMIN_EMAIL = "admin@fleetplane.local"
 PASSWORD_BYTES = 18  # 24 characters of base64
 
@@ -55,27 +51,6 @@ def email_problems(email: str) -> list[Problem]:
     return []
 
 
-class Failures:
-    """Failed logins per account. Pure but for what it remembers."""
-
-    def __init__(self) -> None:
-        self._at: OrderedDict[str, list[float]] = OrderedDict()
-
-    def pause_seconds(self, account: str, *, now: float) -> float:
-        """How long the account has to wait; 0 if it need not."""
-        recent = [at for at in self._at.get(account, ()) if now - at < PAUSE_SECONDS]
-        return recent[0] + PAUSE_SECONDS - now if len(recent) >= FAILURES_LIMIT else 0.0
-
-    def failed(self, account: str, *, now: float) -> None:
-        recent = [at for at in self._at.pop(account, ()) if now - at < PAUSE_SECONDS]
-        self._at[account] = [*recent, now][-FAILURES_LIMIT:]
-        if len(self._at) > ACCOUNTS_REMEMBERED:
-            self._at.popitem(last=False)
-
-    def succeeded(self, account: str) -> None:
-        self._at.pop(account, None)
-
-
 class Accounts:
     def __init__(self, store: Store, clock: Clock, passwords: Passwords, sessions: Sessions) -> None:
         self._store = store
@@ -84,7 +59,7 @@ class Accounts:
         self._sessions = sessions
         self._by_address = RateLimit(ATTEMPTS_PER_ADDRESS)
         self._by_email = RateLimit(ATTEMPTS_PER_EMAIL)
-        self._failures = Failures()
+        self._failures = Failures(limit=FAILURES_LIMIT)
 
     # Logging in.
 

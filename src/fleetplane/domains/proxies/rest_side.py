@@ -24,7 +24,6 @@ from fleetplane.domains.proxies.callers import Gatekeeper
 from fleetplane.domains.proxies.certificates import Certificates, Offered
 from fleetplane.domains.proxies.hosts import Hosts
 from fleetplane.domains.proxies.members import ApiTokens, Members
-from fleetplane.domains.proxies.passwords import Passwords
 from fleetplane.domains.proxies.places import Places
 from fleetplane.domains.proxies.ports import Commander, NobodyThere, Presence, Records, Revoker
 from fleetplane.domains.proxies.rest_accounts import AccountRoutes
@@ -39,6 +38,7 @@ from fleetplane.domains.proxies.vault import Vault
 from fleetplane.domains.proxies.workspaces import Workspaces
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import MasterKey, Tokens
+from fleetplane.kernel.identity.passwords import Passwords
 from fleetplane.kernel.store import Store
 from fleetplane.web import documents, openapi
 from fleetplane.web.app import application
@@ -105,7 +105,7 @@ class RestSide:
         self._clock = clock
         self._options = options
         self._sessions = sessions
-        self._passwords = Passwords(store, kernel.master)
+        self._passwords = Passwords(store, kernel.master, namespace="proxies")
         self._answers = Answers(store, kernel.master, clock, namespace="proxies")
         access = Access(store)
         self._accounts = Accounts(store, clock, self._passwords, sessions)
