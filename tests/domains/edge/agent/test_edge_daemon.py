@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from pathlib import Path
@@ -264,9 +263,8 @@ async def test_shut_down_it_lets_what_it_has_finish_and_is_gone(
         assert first is not None
         assert second is not None
         assert (first.outcome, second.outcome) == ("ok", "cancelled")
-        await until(lambda: made.daemon.sessions == 1 and made.node.work.active == 0)
-    await asyncio.sleep(0.3)
-    assert len(server.hellos) == 1  # it did not come back
+        await until(lambda: made.daemon.ended)
+    assert (len(server.hellos), made.daemon.sessions) == (1, 1)  # it did not come back
 
 
 async def test_a_pushed_configuration_counts_from_the_next_command_on(

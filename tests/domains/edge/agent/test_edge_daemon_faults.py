@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from edge_daemon_rig import configure, edge_section, enrolled, running
 from edge_server_double import EdgeServerDouble, edge_server, until
 
 from fleetplane.domains.edge.agent import session
+from fleetplane.domains.edge.agent.daemon import Pace
 from fleetplane.domains.edge.agent.overview import fingerprint
 from fleetplane.domains.edge.agent.state import StateFolder, public_bytes
 
@@ -106,6 +106,23 @@ async def test_a_server_that_does_not_answer_a_hello_is_given_up(
         server.silent = False
         await until(lambda: len(server.hellos) >= 2)
         assert (await server.outcome("cmd.run", {"command": "true"})).outcome == "ok"
+
+
+@pytest.mark.parametrize("server_is", ["silent", "away"])
+async def test_asked_to_leave_it_does_not_wait_for_a_server(
+    server: EdgeServerDouble, state: StateFolder, server_is: str
+) -> None:
+    server.silent = True
+    if server_is == "away":
+        await server.stop()
+    async with running(state, pace=Pace()) as made:
+        await until(lambda: made.daemon.sessions)
+        if server_is == "silent":
+            await until(lambda: server.hellos)
+        began = time.monotonic()
+        made.leaving.ask(grace_seconds=0.0, reason="test")
+        await until(lambda: made.daemon.ended)
+        assert time.monotonic() - began < 3
 
 
 async def test_refused_it_waits_longer_each_time(server: EdgeServerDouble, state: StateFolder) -> None:
@@ -382,4 +399,3 @@ async def test_many_commands_with_much_output_arrive_whole(
         await until(lambda: all(server.result(one) is not None for one in ids), seconds=30)
     assert [len(server.output(one)) for one in ids] == [300_000] * 20
     assert server.complaints == []
-    await asyncio.sleep(0)

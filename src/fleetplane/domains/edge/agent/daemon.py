@@ -7,7 +7,7 @@ about a server that does not know our token any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from fleetplane.domains.edge.agent.link import LinkLost, Refused
-from fleetplane.domains.edge.agent.patience import in_thread
+from fleetplane.domains.edge.agent.patience import in_thread, unless
 from fleetplane.domains.edge.agent.proof import NotTheServer
 from fleetplane.domains.edge.agent.rotation import Rotator
 from fleetplane.domains.edge.agent.session import Node, Session, take_over_identity
@@ -61,6 +61,7 @@ class Daemon:
         self._rotator = rotator
         self._pace = pace or Pace()
         self.sessions = 0
+        self.ended = False
 
     def __repr__(self) -> str:
         return f"<Daemon {self._node.keyring.current.node_id} sessions={self.sessions}>"
@@ -74,6 +75,7 @@ class Daemon:
             await node.work.stop(grace_seconds=node.leaving.grace_seconds, reason=node.leaving.reason)
             renewing.cancel()
             working.cancel()
+        self.ended = True
 
     def reload(self) -> None:
         """Read the configuration anew; one that cannot be used leaves the one before in force."""
@@ -113,7 +115,7 @@ class Daemon:
             "session_ended", error=error.message, reason=error.reason, retry_in_seconds=round(seconds, 2)
         )
         unknown = isinstance(error, Refused) and error.code is grpc.StatusCode.UNAUTHENTICATED
-        await self._unless_leaving(node.clock.sleep(seconds))
+        await unless(node.leaving.asked, node.clock.sleep(seconds))
         if unknown and not node.leaving.asked.is_set():
             # Our token ran out while we were away, or a rotation was cut short; the key may still be good.
             await self._mend()
@@ -156,13 +158,3 @@ class Daemon:
             age = self._node.clock.now_ns() / 1e9 - self._node.folder.key.stat().st_mtime
             return every > 0 and age >= every
         return False
-
-    async def _unless_leaving(self, waiting: Awaitable[None]) -> None:
-        """Wait, but not longer than until we are asked to leave."""
-        first = asyncio.ensure_future(waiting)
-        second = asyncio.ensure_future(self._node.leaving.asked.wait())
-        try:
-            await asyncio.wait([first, second], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            first.cancel()
-            second.cancel()

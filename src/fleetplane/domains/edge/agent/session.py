@@ -23,7 +23,7 @@ from fleetplane.domains.edge.agent.events import Speaker
 from fleetplane.domains.edge.agent.identity import Keyring
 from fleetplane.domains.edge.agent.link import LinkLost, Refused, translated
 from fleetplane.domains.edge.agent.outbox import Outbox
-from fleetplane.domains.edge.agent.patience import in_thread
+from fleetplane.domains.edge.agent.patience import in_thread, unless
 from fleetplane.domains.edge.agent.proof import NotTheServer, ServerCheck
 from fleetplane.domains.edge.agent.state import StateFolder
 from fleetplane.domains.edge.agent.work import Work
@@ -130,7 +130,9 @@ class Session:
         """Until we have left. Raises LinkLost, Refused or NotTheServer when it ends otherwise."""
         node, ends = self._node, list[BaseException]()
         try:
-            await self._hello()
+            if not await unless(node.leaving.asked, self._hello()):
+                self._done_talking = True
+                return
             node.outbox.attach(self)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._writer.run())
