@@ -47,6 +47,19 @@ def test_the_device_api_refuses_plain_text_beyond_this_machine_unless_told() -> 
     assert endpoints.device_api(told, NO_APP).addresses == ("192.0.2.1:50051",)
 
 
+async def test_the_edge_listener_holds_as_many_connections_as_it_is_told_with_tls_and_without(
+    tmp_path: Path,
+) -> None:
+    clock = SystemClock()
+    async with Store.open(StoreSettings(path=tmp_path / "s.db"), kinds=(), clock=clock) as store:
+        authority = await Authority.load_or_create(store, MasterKey(bytes(32), clock), clock)
+        for tls in ("false", "true"):
+            flags = {"listeners.edge.connections": "11000", "listeners.edge.tls": tls}
+            assert endpoints.edge(loaded(**flags), NO_APP, authority, ()).connections == 11_000
+    with pytest.raises(SettingsError, match=r"listeners\.edge\.connections"):
+        loaded(listeners__edge__connections="-1")
+
+
 def test_the_default_socket_is_the_systems_for_root_and_ours_for_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

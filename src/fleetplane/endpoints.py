@@ -112,13 +112,14 @@ def edge(settings: Settings, app: GrpcApp, authority: Authority, names: Iterable
     """TLS of our own, or HTTP/2 in clear text behind an ingress; daemons show sealed messages."""
     wanted = settings.listeners.edge
     if wanted.tls:
-        return encrypted("edge", wanted.addresses, app, authority, names, clients="none")
+        spec = encrypted("edge", wanted.addresses, app, authority, names, clients="none")
+        return replace(spec, connections=wanted.connections)
     if not wanted.allow_remote_plaintext:
         _require_local(
             "listeners.edge.addresses", wanted.addresses,
             hint="set listeners.edge.tls = true, or listeners.edge.allow_remote_plaintext = true",
         )  # fmt: skip
-    return ListenerSpec(name="edge", addresses=wanted.addresses, app=app)
+    return ListenerSpec(name="edge", addresses=wanted.addresses, app=app, connections=wanted.connections)
 
 
 def admin(settings: Settings, app: GrpcApp) -> ListenerSpec:

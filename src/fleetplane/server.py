@@ -39,7 +39,7 @@ from fleetplane.rpc import (
     MethodTable,
     open_listener,
 )
-from fleetplane.rpc.descriptors import connections_per_listener
+from fleetplane.rpc.descriptors import connections_of
 from fleetplane.rpc.introspection import HealthBoard, add_reflection, introspection_methods
 from fleetplane.settings import Settings
 from fleetplane.web.merged_metrics import Merged
@@ -102,14 +102,14 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             return [endpoints.web(settings, ops, authority), *grpc]
 
         specs = wanted()
-        connections = connections_per_listener(len(specs))
+        connections = connections_of([spec.connections for spec in specs])
         listeners = [
             await stack.enter_async_context(
                 open_listener(
-                    replace(spec, connections=connections), grace_seconds=settings.shutdown.grace_seconds
+                    replace(spec, connections=number), grace_seconds=settings.shutdown.grace_seconds
                 )
             )
-            for spec in specs
+            for spec, number in zip(specs, connections, strict=True)
         ]
         presenting = Presenting(authority, listeners, wanted, apps.values(), clock)
         addresses = {listener.name: listener.addresses for listener in listeners}

@@ -169,6 +169,11 @@ class EdgeListenerSettings(ListenerSettings, frozen=True):
     """TLS of our own; without it, an ingress in front ends TLS and passes HTTP/2 on in clear text."""
     allow_remote_plaintext: bool = False
     """Permit addresses beyond loopback without TLS, where the way from the ingress is trusted."""
+    connections: int = 0
+    """Held at once, one for each daemon that comes by itself; 0: a share of what the process may open."""
+
+    def __post_init__(self) -> None:
+        _at_least("listeners.edge.connections", self.connections, 0)
 
 
 class ListenersSettings(Section, frozen=True):

@@ -70,8 +70,8 @@ class ListenerSpec:
     tls: TlsFiles | None = None
     unix_mode: int = 0o660
     http1: bool = False
-    connections: int = CONNECTIONS
-    """Held at once; see `descriptors`."""
+    connections: int = 0
+    """Held at once; 0 leaves it to `descriptors`."""
     idle_seconds: float = _NEVER
     """After which a connection without a request, or a request's body that stands still, is given up.
 
@@ -265,7 +265,7 @@ def server_config(spec: ListenerSpec, sockets: list[BoundSocket], *, grace_secon
         access_log=False,
         log_format="json",
         max_concurrent_streams=CONCURRENT_STREAMS,
-        limit_connections=spec.connections,
+        limit_connections=spec.connections or CONNECTIONS,
         limit_request_fields=HEADER_FIELDS,
         h2_max_header_list_size=HEADER_BYTES,
         h2_max_header_block_size=HEADER_BYTES,
