@@ -59,7 +59,9 @@ def test_operators_go_through_a_succession_and_the_server_through_one_life(
         def groups() -> int:
             where = server.address("operator", "https://")
             asked = ("--address", where, "--identity-dir", str(folder), "--timeout", "5")
-            return instances("groups", "--tenant", TENANT, *asked).code
+            done = instances("groups", "--tenant", TENANT, *asked)
+            print(done.err)  # shown with a failure
+            return done.code
 
         made = instances(
             "operator-identity", "--tenant", TENANT, "--output-dir", str(folder), "--data-dir", str(data_dir)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import yaml
 from cli_runner import Invoke
 from cryptography import x509
 from operator_rig import OTHER, TENANT, document
-from operator_server import Server, running
+from operator_server import SECONDS, Server, running
 
 from fleetplane.domains.instances import rules
 from fleetplane.domains.instances.kinds import GROUP
@@ -108,6 +112,45 @@ def test_another_tenants_instance_is_not_found(invoke: Invoke, server: Server, m
     for verb in ("status", "delete"):
         assert invoke("instances", verb, instance.name, *mine).code == 4
     assert rules.state(server.rig.instances.get(OTHER, instance.name)) is rules.State.REGISTERED
+
+
+@contextmanager
+def far_away(address: str, seconds: float) -> Iterator[str]:
+    """Another address of the same place, to which the first bytes of every connection take long."""
+    host, _, port = address.rpartition(":")
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+        def pass_on(source: socket.socket, target: socket.socket) -> None:
+            with suppress(OSError):
+                while data := source.recv(65536):
+                    target.sendall(data)
+            for one in (source, target):
+                with suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+
+        def relay() -> None:
+            near = stack.enter_context(listening.accept()[0])
+            time.sleep(seconds)
+            far = stack.enter_context(socket.create_connection((host, int(port))))
+            back = threading.Thread(target=pass_on, args=(far, near))
+            back.start()
+            pass_on(near, far)
+            back.join()
+
+        relaying = threading.Thread(target=relay)
+        relaying.start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        relaying.join(SECONDS)
+
+
+def test_a_server_that_is_far_away_is_reached(invoke: Invoke, server: Server, tmp_path: Path) -> None:
+    folder = server.rig.identity(tmp_path / "operator")
+    with far_away(server.rig.address, 0.5) as address:
+        found = invoke(
+            "instances", "tenant", "--tenant", TENANT, "--address", address, "--identity-dir", str(folder)
+        )
+    assert (found.code, found.out) == (0, f"{TENANT} is awake\n"), found.err
 
 
 # Tenants.

@@ -29,6 +29,11 @@ from fleetplane.gen.fleetplane.admin.v1 import instances_pb2_grpc as admin_grpc
 from fleetplane.gen.nstance.v1 import operator_pb2, operator_pb2_grpc
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 
+OPERATOR_OPTIONS = tuple(
+    (name, value) for name, value in CHANNEL_OPTIONS if name != "grpc.min_reconnect_backoff_ms"
+)
+"""Those of a local socket, less the one that also bounds how long a connection may take to come up: an
+operator may be a continent away from its server, and a handshake then takes longer than that."""
 SOCKET = "admin.sock"
 """In the server's data directory."""
 OWNER = "local"
@@ -183,7 +188,7 @@ class OperatorClient(_Connection):
         trust = grpc.ssl_channel_credentials(
             identity.authority_pem, identity.key_pem, identity.certificate_pem
         )
-        channel = grpc.secure_channel(self.address, trust, options=CHANNEL_OPTIONS)
+        channel = grpc.secure_channel(self.address, trust, options=OPERATOR_OPTIONS)
         super().__init__(channel, operator_pb2_grpc.OperatorServiceStub(channel), call_seconds)
 
     def __repr__(self) -> str:
