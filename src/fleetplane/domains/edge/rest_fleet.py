@@ -12,10 +12,11 @@ from fleetplane.domains.edge.access import FLEET_MANAGE, FLEET_READ
 from fleetplane.domains.edge.calls import public_id
 from fleetplane.domains.edge.fleet import FleetRuns, Order
 from fleetplane.domains.edge.kinds import EdgeNode
-from fleetplane.domains.edge.rest import PAGING, EdgeCall, Manner, actor, page, tenant
+from fleetplane.domains.edge.rest import EdgeCall, Manner, actor, tenant
 from fleetplane.domains.edge.run_orders import PolicyBody, policy_of
 from fleetplane.domains.edge.runs import Run, RunState
 from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.web.cursors import PAGING, page
 from fleetplane.web.routes import Answer, Query, Route, Stream
 from fleetplane.web.streaming import EVENT_STREAM
 

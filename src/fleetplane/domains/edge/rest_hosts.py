@@ -14,21 +14,11 @@ from fleetplane.domains.edge.enrollments import Enrollments
 from fleetplane.domains.edge.fleet import FleetRuns
 from fleetplane.domains.edge.kinds import Capabilities, Desired, EdgeNode, NodeState, tenant_of
 from fleetplane.domains.edge.nodes import Nodes
-from fleetplane.domains.edge.rest import (
-    CREATED,
-    NO_CONTENT,
-    PAGING,
-    EdgeCall,
-    Manner,
-    actor,
-    flag,
-    page,
-    tenant,
-    visible,
-)  # fmt: skip
+from fleetplane.domains.edge.rest import CREATED, NO_CONTENT, EdgeCall, Manner, actor, tenant, visible
 from fleetplane.domains.edge.runs import outcome_of
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.web.cursors import PAGING, flag, page
 from fleetplane.web.routes import Answer, Query, Route
 from fleetplane.web.times import spelled
 
