@@ -6,8 +6,9 @@ nor start-up time.
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ class Offer:
     """A domain that can be had."""
 
     blueprint: Callable[[], Blueprint]
-    build: Callable[[Settings, Kernel], Awaitable[Domain]]
+    build: Callable[[Settings, Kernel], Coroutine[None, None, Domain]]
 
 
 def _gpu_blueprint() -> Blueprint:
@@ -207,7 +208,10 @@ def blueprints(settings: Settings) -> list[Blueprint]:
 
 
 async def build(settings: Settings, kernel: Kernel) -> list[Domain]:
-    domains = [await OFFERS[name].build(settings, kernel) for name in settings.domains]
+    # Together: at a first start each makes keys, in threads, and none needs what another makes.
+    async with asyncio.TaskGroup() as building:
+        tasks = [building.create_task(OFFERS[name].build(settings, kernel)) for name in settings.domains]
+    domains = [task.result() for task in tasks]
     roles = _operator_roles(OFFERS[name].blueprint() for name in settings.domains)
     if not roles:
         return domains
