@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 JSON = "application/json"
 NO_CONTENT = 204
+ENVELOPE = "fleetplane.envelope"
+"""The key in an ASGI scope of how the errors of its route look, where that is said."""
 _JSON_TYPE = (b"content-type", JSON.encode())
 _NO_STORE = (b"cache-control", b"no-store")
 _ENCODER = msgspec.json.Encoder()
@@ -178,6 +180,8 @@ def application(
 
 def _bound(desk: Desk[C], prefix: str, route: Route) -> HTTPRouteHandler:
     async def handle(request: AnyRequest) -> ASGIResponse:  # one word: Litestar takes no choice of them
+        if route.envelope is not None:
+            request.scope[ENVELOPE] = route.envelope  # type: ignore[literal-required]
         return await desk.serve(route, request)
 
     return HTTPRouteHandler(
@@ -190,7 +194,7 @@ def _bound(desk: Desk[C], prefix: str, route: Route) -> HTTPRouteHandler:
 
 def _error(envelope: Envelope, request: AnyRequest, error: Exception) -> Response[bytes]:
     arrival: Arrival[Any] = request.scope[ARRIVAL]  # type: ignore[literal-required]
-    told = envelope(error, arrival.request_id)
+    told = request.scope.get(ENVELOPE, envelope)(error, arrival.request_id)  # type: ignore[operator]
     if not isinstance(error, FleetplaneError) or told.status == 500:
         log.error("web.failed", request_id=arrival.request_id, path=request.url.path, exc_info=error)
     return Response(told.body, status_code=told.status, headers=told.headers, media_type=JSON)

@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.resources import AnyResource
+from fleetplane.web.problems import Envelope
 
 
 class Caller(Protocol):
@@ -149,6 +150,8 @@ class Route:
     streams: bool = False
     """Whether it may answer with a `Stream`, which nobody can be given a second time."""
     query: Sequence[Query] = ()
+    envelope: Envelope | None = None
+    """How its errors look, where they differ from those of its table."""
 
     @property
     def name(self) -> str:
