@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from fleetplane.domains.boards import credentials, rules, wire
+from fleetplane.domains.boards import credentials, farewell, rules, wire
 from fleetplane.domains.boards.callers import Callers
 from fleetplane.domains.boards.controller import BoardController, Word
 from fleetplane.domains.boards.kinds import Board, BoardState, BoardStatus, number_of
@@ -145,13 +145,7 @@ class NodeMethods:
 
     async def DeleteNode(self, request: pi.DeleteNodeRequest, context: CallContext) -> pi.DeleteNodeResponse:
         _require_id(request.id)
-        actor = context.principal.name
-        board = await self._boards.delete(request.id, actor=actor)
-        # Its certificate is refused already, because the board is gone; this ends what is open with it.
-        await self._revocations.revoke(
-            principal=credentials.principal_of(request.id), reason="the board was deleted", actor=actor,
-            expires_at_ns=status_of(board).certificate_expires_at_ns,
-        )  # fmt: skip
+        await farewell.delete_board(self._boards, self._revocations, request.id, actor=context.principal.name)
         return pi.DeleteNodeResponse(success=True)
 
     async def ProvisionNode(

@@ -1,0 +1,195 @@
+"""REST: boards, as the wire calls them: nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from fleetplane.domains.boards import farewell, views
+from fleetplane.domains.boards.access import ADMINISTER, OPERATE, READ
+from fleetplane.domains.boards.kinds import Board, BoardRole, BoardState, number_of
+from fleetplane.domains.boards.presence import Presence
+from fleetplane.domains.boards.registry import Boards, status_of
+from fleetplane.domains.boards.rest import (
+    CREATED,
+    NO_CONTENT,
+    PAGING,
+    BoardCall,
+    Json,
+    actor,
+    choice,
+    flag,
+    listed,
+    number_in,
+    reference,
+)  # fmt: skip
+from fleetplane.domains.boards.rules import Facts
+from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.identity.revocation import Revocations
+from fleetplane.web.bodies import given
+from fleetplane.web.routes import Answer, Query, Route
+
+_ONE = "/nodes/{id}"
+_TAG = "Nodes"
+DevicesOf = Callable[[int], Iterable[Json]]
+
+
+class NodeBody(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    ip_address: str = ""
+    mac_address: str = ""
+    role: BoardRole | None = None
+    cluster_id: int | None = None
+    architecture: str = ""
+    model: str = ""
+    serial_number: str = ""
+    cpu_cores: int = 0
+    memory: int = 0
+
+
+class NodePatch(msgspec.Struct, forbid_unknown_fields=True):
+    """Blank and zero leave things as they are; a `cluster_id` of 0 takes the board out of its cluster."""
+
+    name: str | UnsetType = UNSET
+    ip_address: str | UnsetType = UNSET
+    mac_address: str | UnsetType = UNSET
+    role: BoardRole | UnsetType = UNSET
+    status: BoardState | UnsetType = UNSET
+    cluster_id: int | UnsetType = UNSET
+    architecture: str | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    serial_number: str | UnsetType = UNSET
+    cpu_cores: int | UnsetType = UNSET
+    memory: int | UnsetType = UNSET
+    kube_version: str | UnsetType = UNSET
+    node_name: str | UnsetType = UNSET
+    os_version: str | UnsetType = UNSET
+    kernel_version: str | UnsetType = UNSET
+
+
+class AdoptBody(msgspec.Struct, forbid_unknown_fields=True):
+    trust_token: str = ""
+    """Some clients send one; who may adopt is known from who asks."""
+    cluster_id: int | None = None
+
+
+class NodeShow:
+    """A board as REST shows it, with what is known only in memory."""
+
+    def __init__(self, presence: Presence) -> None:
+        self._presence = presence
+        self.devices_of: DevicesOf = lambda _board: ()
+
+    def __call__(self, board: Board, *, with_devices: bool = False) -> Json:
+        return views.node(
+            board,
+            last_seen_ns=self._presence.last_seen_ns(board),
+            devices=self.devices_of(number_of(board)) if with_devices else None,
+        )
+
+
+class NodeRoutes:
+    def __init__(self, *, boards: Boards, revocations: Revocations, show: NodeShow) -> None:
+        self._boards = boards
+        self._revocations = revocations
+        self._show = show
+
+    def routes(self) -> Sequence[Route]:
+        return (
+            Route(
+                method="GET", path="/nodes", handler=self.list, tag=_TAG, summary="Boards", permission=READ,
+                answer=dict[str, Any],
+                query=(
+                    Query(name="cluster_id", summary="Of this cluster", kind="integer", low=1),
+                    Query(name="status", summary="In this state", choices=tuple(BoardState)),
+                    Query(name="role", summary="With this role", choices=tuple(BoardRole)),
+                    Query(name="name", summary="Of this name"),
+                    Query(name="label", summary="With this label, as key=value", many=True),
+                    Query(name="include_gpio", summary="With their pins", kind="boolean"),
+                    *PAGING,
+                ),
+            ),
+            Route(
+                method="POST", path="/nodes", handler=self.create, tag=_TAG, permission=OPERATE,
+                summary="Write a board down before it comes", body=NodeBody, answer=dict[str, Any],
+                status=CREATED,
+            ),
+            Route(
+                method="GET", path=_ONE, handler=self.show, tag=_TAG, permission=READ,
+                summary="One board, with its pins", answer=dict[str, Any],
+            ),
+            Route(
+                method="PUT", path=_ONE, handler=self.change, tag=_TAG, permission=OPERATE,
+                summary="Change what is known about a board", body=NodePatch, answer=dict[str, Any],
+            ),
+            Route(
+                method="DELETE", path=_ONE, handler=self.delete, tag=_TAG, permission=ADMINISTER,
+                summary="Forget a board; its certificate is refused from then on", status=NO_CONTENT,
+            ),
+            Route(
+                method="POST", path=f"{_ONE}/adopt", handler=self.adopt, tag=_TAG, permission=OPERATE,
+                summary="Count a discovered board as ready", body=AdoptBody, body_optional=True,
+                answer=dict[str, Any],
+            ),
+        )  # fmt: skip
+
+    async def list(self, call: BoardCall) -> Answer[Json]:
+        state, role = choice(call, "status", BoardState), choice(call, "role", BoardRole)
+        cluster, name = reference(call, "cluster_id"), call.query.get("name")
+        labels = [_label(text) for text in call.many["label"]]
+        with_devices = flag(call, "include_gpio")
+        found = [
+            board
+            for board in self._boards.all()
+            if state in (None, status_of(board).state)
+            and role in (None, board.spec.role)
+            and cluster in (None, board.spec.cluster_id)
+            and name in (None, board.spec.name)
+            and all(board.labels.get(key) == value for key, value in labels)
+        ]
+        return Answer(content=listed(call, found, lambda one: self._show(one, with_devices=with_devices)))
+
+    async def create(self, call: BoardCall) -> Answer[Json]:
+        view = call.answering(lambda made: Answer(content={"data": self._show(made)}))
+        return view(await self._boards.create(_facts(given(call.body)), actor=actor(call)))
+
+    async def show(self, call: BoardCall) -> Answer[Json]:
+        board = self._boards.require(number_in(call))
+        return Answer(content={"data": self._show(board, with_devices=True)})
+
+    async def change(self, call: BoardCall) -> Answer[Json]:
+        changes = given(call.body)
+        declared = changes.pop("status", None)
+        board = await self._boards.update(
+            number_in(call), _facts(changes), actor=actor(call), declared=declared
+        )
+        return Answer(content={"data": self._show(board)})
+
+    async def delete(self, call: BoardCall) -> Answer[None]:
+        await farewell.delete_board(self._boards, self._revocations, number_in(call), actor=actor(call))
+        return Answer(content=None)
+
+    async def adopt(self, call: BoardCall) -> Answer[Json]:
+        body: AdoptBody = call.body or AdoptBody()
+        number = number_in(call)
+        state = status_of(self._boards.require(number)).state
+        if state is not BoardState.DISCOVERED:
+            raise InvalidArgument(f"board {number} is {state}, and only discovered ones are adopted")
+        facts = Facts(cluster_id=body.cluster_id)
+        board = await self._boards.declare(number, BoardState.READY, actor=actor(call), facts=facts)
+        return Answer(content={"data": self._show(board), "message": f"{board.spec.name} was adopted"})
+
+
+def _facts(said: dict[str, Any]) -> Facts:
+    memory = said.pop("memory", 0)
+    return Facts(memory_bytes=memory, **said)
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidArgument("must be key=value", field="label")
+    return key, value
