@@ -1,0 +1,193 @@
+"""Who may do what on this node, and how callers show who they are.
+
+    boards.viewer       looks: metrics, health, pins, logs
+    boards.operator     and drives pins and buses, and runs what profiles allow
+    boards.admin        and runs what no profile names, if the node's owner allows that
+    boards.controller   a server, which acts for its operators: as they, but see above
+    boards.plain        whoever reaches the listener without TLS: looks and drives, and nothing else
+
+A certificate says who is calling. It must be of the authority that this node joined, and for one of these
+roles; other boards and agents of other kinds have certificates of the same authority, and no business here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+from google.protobuf.descriptor import ServiceDescriptor
+
+from fleetplane.domains.boards.access import ADMIN, CONTROLLER, OPERATOR, VIEWER
+from fleetplane.gen.boards import boards_pb2
+from fleetplane.gen.pi_agent import pi_agent_pb2
+from fleetplane.kernel.access import AccessTable, Grant, Permission, Principal, Role
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import PermissionDenied, Unauthenticated
+from fleetplane.rpc import Authentication, CallContext, Connection, MethodRow
+from fleetplane.rpc.introspection import introspection_methods
+
+LISTENER: Final = "node"
+PLAIN_LISTENER: Final = "node-plain"
+PLAIN: Final = Role("boards.plain")
+
+LOOK: Final = Permission("node.look")
+DRIVE: Final = Permission("node.drive")
+"""Pins and buses."""
+RUN: Final = Permission("node.run")
+READ_LOGS: Final = Permission("node.logs")
+
+_MAY: Final[Mapping[Role, Iterable[Permission]]] = {
+    VIEWER: (LOOK, READ_LOGS),
+    OPERATOR: (LOOK, READ_LOGS, DRIVE, RUN),
+    ADMIN: (LOOK, READ_LOGS, DRIVE, RUN),
+    CONTROLLER: (LOOK, READ_LOGS, DRIVE, RUN),
+    PLAIN: (LOOK, DRIVE),
+}
+ACCESS: Final = {
+    role: tuple(Grant(permission=one) for one in permissions) for role, permissions in _MAY.items()
+}
+
+NODE_AGENT: Final = boards_pb2.DESCRIPTOR.services_by_name["NodeAgent"]
+PI_AGENT: Final = pi_agent_pb2.DESCRIPTOR.services_by_name["PiAgentService"]
+_NODE_AGENT: Final[Mapping[str, Permission]] = {
+    "GetSystemMetrics": LOOK,
+    "ControlGPIO": LOOK,  # reading; the service asks for more where a pin would change
+    "ExecuteCommand": RUN,
+    "StreamLogs": READ_LOGS,
+    "HealthCheck": LOOK,
+}
+_PI_AGENT: Final[Mapping[str, Permission]] = {
+    "ConfigureGPIOPin": DRIVE,
+    "ReadGPIOPin": LOOK,
+    "WriteGPIOPin": DRIVE,
+    "SetGPIOPWM": DRIVE,
+    "ListConfiguredPins": LOOK,
+    "AgentHealth": LOOK,
+    "GetSystemInfo": LOOK,
+    "GetSystemMetrics": LOOK,
+    "StreamSystemMetrics": LOOK,
+    "SPIExchange": DRIVE,
+    "SPIWrite": DRIVE,
+    "SPIRead": DRIVE,
+    "I2CWrite": DRIVE,
+    "I2CRead": DRIVE,
+    "I2CWriteRegister": DRIVE,
+    "I2CReadRegister": DRIVE,
+}
+STREAMS_LIMIT: Final = 16
+"""Of logs and of metrics, each: a log stream has a child process and a queue of megabytes."""
+_ENDLESS: Final = frozenset({"StreamLogs", "StreamSystemMetrics"})
+
+ON_BEHALF_OF: Final = "fleetplane-actor"
+"""In which metadata field a server says for whom it acts. Audited as its word, and no proof of anything."""
+ACTOR_LIMIT: Final = 256
+URI_ROLE: Final = "fleetplane://role/"
+URI_CONTROLLER: Final = "fleetplane://boards/controller/"
+CERTIFICATES_REMEMBERED: Final = 256
+
+
+def access_table() -> AccessTable:
+    return AccessTable(ACCESS)
+
+
+def rows(listener: str) -> Iterator[MethodRow]:
+    """Everything over TLS; in plain text only what the original programs speak."""
+    if listener == LISTENER:
+        yield from _rows(NODE_AGENT, _NODE_AGENT, listener, Authentication.CERTIFICATE)
+        yield from _rows(PI_AGENT, _PI_AGENT, listener, Authentication.CERTIFICATE)
+    else:
+        yield from _rows(PI_AGENT, _PI_AGENT, listener, Authentication.LOCAL)
+    yield from introspection_methods(listener)
+
+
+def _rows(
+    service: ServiceDescriptor,
+    permissions: Mapping[str, Permission],
+    listener: str,
+    authentication: Authentication,
+) -> Iterator[MethodRow]:
+    for method, permission in permissions.items():
+        yield MethodRow(
+            path=f"/{service.full_name}/{method}",
+            listener=listener,
+            authentication=authentication,
+            permission=permission,
+            endless=method in _ENDLESS,
+            concurrency=STREAMS_LIMIT if method in _ENDLESS else None,
+        )
+
+
+def plain(connection: Connection) -> Principal:
+    return Principal(name=f"plain/{connection.address}", roles=frozenset({PLAIN}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shown:
+    principal: Principal
+    serial: str
+    not_after: float
+
+
+class NodeDoor:
+    """The authenticator of the listener with TLS. Whose authority it was, the handshake has settled."""
+
+    def __init__(self, clock: Clock, *, refused: Iterable[str] = ()) -> None:
+        """`refused`: principals and serial numbers (hexadecimal) that this node's owner keeps out."""
+        self._clock = clock
+        self._refused = frozenset(one.lower() for one in refused)
+
+    def __repr__(self) -> str:
+        return f"<NodeDoor refused={len(self._refused)}>"
+
+    def __call__(self, connection: Connection) -> Principal:
+        if not connection.certificates:
+            raise Unauthenticated("no client certificate was presented", details={"cause": "no certificate"})
+        shown = _read(connection.certificates[0])
+        if shown.not_after <= self._clock.now_ns() / 1e9:
+            raise Unauthenticated("the certificate has expired", details={"cause": "expired"})
+        if self._refused & {shown.principal.name.lower(), shown.serial}:
+            raise Unauthenticated("this node does not accept that certificate", details={"cause": "refused"})
+        return shown.principal
+
+
+@lru_cache(maxsize=CERTIFICATES_REMEMBERED)
+def _read(pem: str) -> _Shown:
+    try:
+        leaf = x509.load_pem_x509_certificate(pem.encode())
+        uris = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(
+            x509.UniformResourceIdentifier
+        )
+    except (ValueError, x509.ExtensionNotFound):
+        uris = []
+    roles = {uri.removeprefix(URI_ROLE) for uri in uris if uri.startswith(URI_ROLE)}
+    known = roles & {VIEWER, OPERATOR, ADMIN, CONTROLLER}
+    if len(known) != 1:
+        raise PermissionDenied(
+            "the certificate is not one of a server or an operator", details={"cause": "role"}
+        )
+    (role,) = known
+    if role == CONTROLLER:
+        names = [uri.removeprefix(URI_CONTROLLER) for uri in uris if uri.startswith(URI_CONTROLLER)]
+        kind = "board-controller"
+    else:
+        names = [str(name.value) for name in leaf.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        kind = "operator"
+    if len(names) != 1 or not names[0]:
+        raise Unauthenticated("the certificate does not say whose it is")
+    return _Shown(
+        principal=Principal(name=f"{kind}/{names[0]}", roles=frozenset({Role(role)})),
+        serial=f"{leaf.serial_number:x}",
+        not_after=leaf.not_valid_after_utc.timestamp(),
+    )
+
+
+def on_behalf_of(context: CallContext) -> str:
+    """Whom a server says that it acts for; nothing from anyone else."""
+    said = context.connection.metadata(ON_BEHALF_OF)
+    if CONTROLLER not in context.principal.roles or not isinstance(said, str) or not said.isprintable():
+        return ""
+    return said[:ACTOR_LIMIT]
