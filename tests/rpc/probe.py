@@ -16,6 +16,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, wrappers_pb2
 from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import DecodeError
 
+from fleetplane.kernel.errors import FailedPrecondition
 from fleetplane.rpc import Framed, ImmediateAnswer
 
 SERVICE = "probe.Probe"
@@ -131,6 +132,33 @@ class Probe:
 
     async def _do_crash(self, context: Any) -> None:
         raise ValueError("secret internals")
+
+    async def _do_own_timeout(self, context: Any) -> None:
+        for _ in range(2):
+            try:
+                async with asyncio.timeout(0.01):
+                    await self.journal.release.wait()
+            except TimeoutError:
+                await asyncio.sleep(0)
+                self.journal.note(f"timed out, cancelled: {context.cancelled()}")
+
+    async def _do_own_group(self, context: Any) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._fail())
+            await self.journal.release.wait()
+
+    async def _do_own_groups(self, context: Any) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._fail())
+            tasks.create_task(self._do_own_group(context))
+
+    async def _fail(self) -> None:
+        raise FailedPrecondition("a child failed")
+
+    async def _do_own_task(self, context: Any) -> None:
+        task = asyncio.ensure_future(self.journal.release.wait())
+        asyncio.get_running_loop().call_soon(task.cancel)
+        await task
 
     async def _do_code(self, context: Any) -> None:
         context.set_code(grpc.StatusCode.FAILED_PRECONDITION)

@@ -42,6 +42,19 @@ DIFFERENCES = {
         grpc_aio="SERVER: Received message larger than max (4194310 vs. 4194304)",
         reason="the same two numbers in one style with our other limits",
     ),
+    "own-groups": Difference(
+        ours=Code.UNKNOWN, grpc_aio=Code.UNKNOWN, reason="several errors have no one code"
+    ),
+    "own-group": Difference(
+        ours=Code.FAILED_PRECONDITION,
+        grpc_aio=Code.UNKNOWN,
+        reason="an error of ours has its own code, also out of a handler's task group",
+    ),
+    "own-task": Difference(
+        ours=Code.UNKNOWN,
+        grpc_aio=Code.DEADLINE_EXCEEDED,
+        reason="grpc.aio takes it for the end of the call by its client, and says nothing",
+    ),
     "metadata of an unsent answer": Difference(
         ours={"content-length"},
         grpc_aio=set(),
@@ -348,3 +361,22 @@ async def test_a_closed_channel_cancels_its_handlers(target: Target) -> None:
     await channel.close()
     assert call.cancelled()
     await target.journal.wait_for("cleaned up")
+
+
+async def test_a_handler_may_time_out_inside_and_go_on(target: Target) -> None:
+    answer = await target.unary()(Value(value=b"x"), metadata=behave("own-timeout"))
+    assert answer.value == b"x"
+    assert target.journal.entries == ["timed out, cancelled: False"] * 2
+    received = await collect(target.down()(Value(value=b"1"), metadata=behave("own-timeout")))
+    assert received == [b"0"]
+
+
+@pytest.mark.parametrize("behaviour", ["own-group", "own-groups", "own-task"])
+async def test_a_handler_whose_own_task_fails_or_is_cancelled_ends_with_a_status(
+    target: Target, behaviour: str
+) -> None:
+    error = await failure(
+        target.unary()(Value(), timeout=2 if target.ours else 0.2, metadata=behave(behaviour))
+    )
+    assert error.code() is expected(target, behaviour)
+    assert (await target.unary()(Value(value=b"next"))).value == b"next"

@@ -22,6 +22,9 @@ class Watched:
     def cancelling(self) -> None:
         self.seen.append("cancelling")
 
+    def resumed(self) -> None:
+        self.seen.append("resumed")
+
     def overstayed(self) -> None:
         self.seen.append("overstayed")
 
@@ -131,7 +134,123 @@ async def test_a_timeout_inside_still_works() -> None:
             return "timed out"
         return "not"
 
-    assert await run(Watched(), work) == "timed out"
+    watched = Watched()
+    assert await run(watched, work) == "timed out"
+    assert watched.seen == ["suspended", "cancelling", "resumed"]
+
+
+async def test_a_handler_that_timed_out_inside_is_cancelled_once_like_any_other() -> None:
+    steps: list[str] = []
+
+    async def work() -> None:
+        for _ in range(2):
+            try:
+                async with asyncio.timeout(0.001):
+                    await asyncio.sleep(10)
+            except TimeoutError:
+                await asyncio.sleep(0.001)
+                steps.append("timed out")
+        try:
+            await asyncio.sleep(10)
+        finally:
+            await asyncio.sleep(0.02)
+            steps.append("cleaned up")
+
+    watched = Watched()
+    task = asyncio.create_task(run(watched, work))
+    async with asyncio.timeout(5):
+        while len(steps) < 2:
+            await asyncio.sleep(0.001)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0.002)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert steps == ["timed out", "timed out", "cleaned up"]
+    assert watched.seen == ["suspended", *["cancelling", "resumed"] * 2, "cancelling"]
+
+
+async def test_a_cancellation_that_comes_while_a_handler_times_out_inside_is_not_lost() -> None:
+    steps: list[str] = []
+
+    async def work() -> None:
+        async with asyncio.timeout(0.001):
+            try:
+                await asyncio.sleep(10)
+            finally:
+                steps.append("timing out")
+                await asyncio.sleep(0.05)
+                steps.append("cleaned up")
+
+    watched = Watched()
+    task = asyncio.create_task(run(watched, work))
+    async with asyncio.timeout(5):
+        while not steps:
+            await asyncio.sleep(0.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert steps == ["timing out", "cleaned up"]
+    assert watched.seen == ["suspended", "cancelling"]
+
+
+async def test_that_something_awaited_was_cancelled_is_no_cancellation_of_the_handler() -> None:
+    async def work() -> str:
+        other = asyncio.ensure_future(asyncio.sleep(10))
+        asyncio.get_running_loop().call_soon(other.cancel)
+        try:
+            await other
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.001)
+            return "went on"
+        return "not"
+
+    watched = Watched()
+    assert await run(watched, work) == "went on"
+    assert watched.seen == ["suspended"]
+
+
+async def test_an_error_during_a_hurried_cleanup_reaches_the_handler() -> None:
+    async def work() -> str:
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            try:
+                await asyncio.sleep(10)  # until it is hurried
+            except asyncio.CancelledError:
+                failing = loop.create_future()
+                loop.call_soon(failing.set_exception, KeyError("x"))
+                try:
+                    await failing
+                except KeyError:
+                    return "caught"
+        return "missed"
+
+    watched = Watched(cleanup_seconds=0.01)
+    task = asyncio.create_task(run(watched, work))
+    await asyncio.sleep(0.001)
+    task.cancel()
+    assert await task == "caught"
+    assert watched.seen == ["suspended", "cancelling", "overstayed"]
+
+
+async def test_a_failing_task_inside_ends_its_group_and_not_the_call() -> None:
+    async def fail() -> None:
+        raise KeyError("x")
+
+    async def work() -> str:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(fail())
+                await asyncio.sleep(10)
+        except* KeyError:
+            await asyncio.sleep(0.001)
+        return "went on"
+
+    watched = Watched()
+    assert await run(watched, work) == "went on"
+    assert watched.seen == ["suspended", "cancelling", "resumed"]
 
 
 async def test_a_task_group_inside_still_works() -> None:

@@ -84,6 +84,7 @@ class House:
 
 class Call:
     __slots__ = (
+        "_apparent",
         "_cancelled_here",
         "_context",
         "_crash",
@@ -111,9 +112,11 @@ class Call:
         )
         self.cleanup_seconds = house.limits.cleanup_seconds
         self._ending: Ending | None = None
+        self._apparent: Ending | None = None
+        """What a cancellation seems to be about that nobody here asked for."""
         self._own_status = _OK
         self._cancelled_here = False
-        self._crash: Exception | None = None
+        self._crash: BaseException | None = None
         self._returned: BaseException | None = None
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -133,16 +136,20 @@ class Call:
             self._admit(house, method, self._context)
             await Guard(self, self._respond())
             ended = self._own_status
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             # Either we cancelled ourselves, and say why, or the server under us did: then
-            # there is nobody to tell, and the cancellation is its own business.
+            # there is nobody to tell, and the cancellation is its own business. If neither, the
+            # handler waited for something that was cancelled, and let that become its own end.
             if not self._cancelled_here:
-                raise
+                if self._apparent is not None:
+                    raise
+                ended = self._crashed(error)
         except BaseException as error:
             ended = self._verdict(error)
         finally:
             if self._task is not None:
                 self._disarm()
+            self._ending = self._ending or self._apparent
             if self._ending is not None and not self._exchange.ended:
                 ended = self._ending.value
             self._finish(ended)
@@ -243,11 +250,14 @@ class Call:
             self._watch_timer = loop.call_later(self._house.limits.request_seconds, self._check_request)
 
     def cancelling(self) -> None:
-        if self._ending is None:
-            remaining = self._context.time_remaining()
-            late = remaining is not None and remaining <= _DEADLINE_SLACK_SECONDS
-            self._ending = Ending.DEADLINE if late else Ending.CLIENT_GONE
+        remaining = self._context.time_remaining()
+        late = remaining is not None and remaining <= _DEADLINE_SLACK_SECONDS
+        self._apparent = Ending.DEADLINE if late else Ending.CLIENT_GONE
         self._context._cancelled = True
+
+    def resumed(self) -> None:
+        self._apparent = None
+        self._context._cancelled = False
 
     def overstayed(self) -> None:
         self._house.statistics.hit(Bound.CLEANUP_SECONDS)
@@ -307,6 +317,8 @@ class Call:
     def _verdict(self, error: BaseException) -> Status:
         """The status that an exception out of the handler, or on the way to it, amounts to."""
         match error:
+            case BaseExceptionGroup(exceptions=(only,)):  # as a handler's task group hands it on
+                return self._verdict(only)
             case grpc.aio.AbortError():
                 return self._context._status or Status(code=status.UNKNOWN)
             case FleetplaneError():
@@ -324,10 +336,13 @@ class Call:
             case WrongCardinality():
                 return Status(code=status.UNIMPLEMENTED, message=str(error))
             case Exception():
-                self._crash = error
-                return Status(code=status.UNKNOWN, message="the server failed at this call; its log says why")
+                return self._crashed(error)
             case _:
                 raise error
+
+    def _crashed(self, error: BaseException) -> Status:
+        self._crash = error
+        return Status(code=status.UNKNOWN, message="the server failed at this call; its log says why")
 
     def _finish(self, ended: Status) -> None:
         """Count and report the end, and tell those who asked to hear of it."""

@@ -5,6 +5,11 @@ are armed only when it first suspends. Second, a handler is cancelled once: the 
 the deadline and the departing client may all want to cancel it at nearly the same moment, and
 the later ones must not tear through the `finally` blocks that the first one set going. They
 have `cleanup_seconds` for themselves; after that cancellation is passed on again.
+
+Handlers cancel themselves, too: `asyncio.timeout` and a `TaskGroup` with a failing child cancel the
+task that they run in, and take that back once it has reached them. Nothing tells such a
+cancellation from any other when it arrives. But then it is taken back, and from there on the
+handler is like one that was never cancelled.
 """
 
 from __future__ import annotations
@@ -27,6 +32,9 @@ class Watched(Protocol):
     def cancelling(self) -> None:
         """A cancellation is about to reach the handler."""
 
+    def resumed(self) -> None:
+        """That cancellation was the handler's own, and is over."""
+
     def overstayed(self) -> None:
         """The handler's cleanup used up its time."""
 
@@ -47,12 +55,17 @@ class Guard(Generic[T]):
         try:
             pending = steps.send(None)
             self._call.suspended()
+            task = asyncio.current_task()
+            assert task is not None
+            before = task.cancelling()
             while True:
                 try:
                     yield pending
                 except asyncio.CancelledError as cancellation:
-                    self._call.cancelling()
-                    return (yield from self._unwind(steps, steps.throw(cancellation)))
+                    if task.cancelling() > before:
+                        pending = yield from self._unwind(steps, cancellation, task, before)
+                    else:  # what it waited for was cancelled, and not the handler
+                        pending = steps.throw(cancellation)
                 except BaseException as error:
                     pending = steps.throw(error)
                 else:
@@ -60,30 +73,46 @@ class Guard(Generic[T]):
         except StopIteration as done:
             result: T = done.value
             return result
+        except _Ended as done:
+            return done.result  # type: ignore[no-any-return]
 
-    def _unwind(self, steps: Any, pending: Any) -> Generator[Any, None, T]:
-        """Let a cancelled handler finish what it does about it."""
+    def _unwind(
+        self, steps: Any, cancellation: BaseException, task: asyncio.Task[Any], before: int
+    ) -> Generator[Any, None, Any]:
+        """Let a cancelled handler finish what it does about it.
+
+        Raises `_Ended` when it has; returns what it waits for if it took the cancellation back.
+        """
+        self._call.cancelling()
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._call.cleanup_seconds, self._hurry)
         try:
-            while True:
-                self._pending = pending
-                try:
-                    if self._hurried or not hasattr(pending, "add_done_callback"):
-                        yield pending
-                    else:
-                        yield from self._outlast(loop, pending)
-                except asyncio.CancelledError as again:
-                    ignored = pending is None and not self._hurried
-                    pending = steps.send(None) if ignored else steps.throw(again)
-                else:
-                    pending = steps.send(None)
+            pending = steps.throw(cancellation)
+            while task.cancelling() > before:
+                error = yield from self._wait(loop, pending)
+                pending = steps.send(None) if error is None else steps.throw(error)
+            return pending
         except StopIteration as done:
-            result: T = done.value
-            return result
+            raise _Ended(done.value) from None
         finally:
             timer.cancel()
-            self._pending = None
+            self._pending, self._hurried = None, False
+            if task.cancelling() <= before:
+                self._call.resumed()
+
+    def _wait(self, loop: asyncio.AbstractEventLoop, pending: Any) -> Generator[Any, None, Any]:
+        """Wait for `pending`; returns the error that the handler is to get instead, if any."""
+        self._pending = pending
+        try:
+            if self._hurried or not hasattr(pending, "add_done_callback"):
+                yield pending
+            else:
+                yield from self._outlast(loop, pending)
+        except asyncio.CancelledError as again:
+            return None if pending is None and not self._hurried else again
+        except BaseException as error:
+            return error
+        return None
 
     def _outlast(self, loop: asyncio.AbstractEventLoop, pending: Any) -> Generator[Any, None, None]:
         """Wait for `pending` through a stand-in, so that a cancellation hits only the stand-in."""
@@ -103,6 +132,14 @@ class Guard(Generic[T]):
         self._call.overstayed()
         if hasattr(self._pending, "cancel"):
             self._pending.cancel()
+
+
+class _Ended(Exception):
+    """A handler came to its end. In its place, StopIteration would not get out of a generator."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
 
 
 def _waker(standin: asyncio.Future[None]) -> Callable[[object], None]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TypeVar
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -41,7 +40,6 @@ from fleetplane.rpc.admission import Bucket
 from fleetplane.rpc.exchange import ClientGone
 
 log = structlog.get_logger(__name__)
-R = TypeVar("R")
 
 BEARER = b"bearer "
 EVENTS = Rate(per_second=1000.0, burst=10_000)
@@ -154,7 +152,8 @@ class EdgeStreams:
 
     async def _first(self, requests: AsyncIterator[bytes]) -> tolerant_pb2.Hello:
         try:
-            raw = await _within(self._policy.hello_seconds, anext(requests, None))
+            async with asyncio.timeout(self._policy.hello_seconds):
+                raw = await anext(requests, None)
         except TimeoutError as error:
             raise refusal(Cause.NOT_HELLO, "no hello came in time") from error
         event = _parsed(raw) if raw is not None else None
@@ -183,7 +182,8 @@ class EdgeStreams:
             async for command in live.session:
                 waiting = context.push(command)
                 if waiting is not None:  # the transport has no room for it yet
-                    await _within(self._policy.write_seconds, waiting)
+                    async with asyncio.timeout(self._policy.write_seconds):
+                        await waiting
         except ClientGone:
             live.session.close()
         except TimeoutError:
@@ -279,27 +279,6 @@ class EdgeStreams:
     def going_away(self) -> None:
         """The server is about to stop: let all daemons go."""
         self._sessions.close_all(STOPPING, flush=True)
-
-
-async def _within(seconds: float, awaitable: Awaitable[R]) -> R:
-    """What it comes to, or `TimeoutError`.
-
-    Waits for it in a task of its own: a call takes its own task's cancellation, by which
-    `asyncio.timeout` works, for the departure of its client.
-    """
-
-    async def wait() -> R:
-        return await awaitable
-
-    task = asyncio.create_task(wait())
-    try:
-        done, _ = await asyncio.wait((task,), timeout=seconds)
-        if done:
-            return task.result()
-        raise TimeoutError
-    finally:
-        task.cancel()
-        await asyncio.wait((task,))
 
 
 def _parsed(raw: bytes) -> tolerant_pb2.EdgeEvent:
