@@ -79,6 +79,7 @@ async def _instances(settings: Settings, kernel: Kernel) -> Domain:
         machine=wanted.machine,
         userdata_hosts=frozenset(wanted.userdata_hosts),
         advertise_listeners=wanted.advertise == "listeners",
+        version=__version__,
     )
     return InstanceDomain(kernel, _objects(settings), nonces, options)
 

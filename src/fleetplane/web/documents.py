@@ -10,10 +10,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
+from fleetplane.kernel.errors import NotFound
 from fleetplane.web.gateway import Receive, Scope, Send
 from fleetplane.web.problems import MethodNotAllowed, refusal
 
-POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+"""Scripts only from files of ours, none that makes others out of text, and nobody frames our pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +40,13 @@ class Documents:
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        document = self._by_path[scope["path"]]
-        headers = {"x-content-type-options": "nosniff"}
-        if scope["method"] not in ("GET", "HEAD"):
+        document = self._by_path.get(scope["path"])
+        headers = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+        if document is None:
+            told = refusal(NotFound(f"there is nothing at {scope['path']}"), "")
+            status, body = told.status, told.body
+            headers |= told.headers
+        elif scope["method"] not in ("GET", "HEAD"):
             told = refusal(MethodNotAllowed(f"{scope['method']} is not allowed here"), "")
             status, body = told.status, told.body
             headers |= {**told.headers, "allow": "GET, HEAD"}

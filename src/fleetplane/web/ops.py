@@ -1,12 +1,13 @@
-"""The operator's end of the web listener: `/healthz`, `/livez`, `/readyz`, `/metrics`.
+"""The operator's end of the web listener: `/healthz`, `/livez`, `/readyz`, `/metrics`; and `/ui/`.
 
-A bare ASGI application: these four must answer while everything else is starting, drowning
+A bare ASGI application: these must answer while everything else is starting, drowning
 or going down. It is also the listener's front door: what other applications were mounted here
 is passed on to them.
 """
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 TEXT = "text/plain; charset=utf-8"
+HTML = "text/html; charset=utf-8"
+PAGES = ("/ui", "/ui/")
+NO_SCRIPT = (b"content-security-policy", b"default-src 'none'; base-uri 'none'; frame-ancestors 'none'")
 INDEX = {
     "/healthz": "is the process alive",
     "/readyz": "will it take calls",
@@ -39,6 +43,8 @@ class Mount:
     app: App
     summary: str = ""
     """What is there, for people; empty for what they need not know of."""
+    is_page: bool = False
+    """Something to open in a browser: `/ui/` leads there."""
 
 
 class Readiness(StrEnum):
@@ -82,7 +88,7 @@ class OpsApp:
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
     def _answer(self, scope: Scope) -> tuple[int, str, bytes, list[tuple[bytes, bytes]]]:
-        if scope["path"] not in ("/", "/livez", *INDEX):
+        if scope["path"] not in ("/", "/livez", *PAGES, *INDEX):
             return _problem(404, "NOT_FOUND", f"there is nothing at {scope['path']}")
         if scope["method"] not in ("GET", "HEAD"):
             return _problem(
@@ -104,10 +110,26 @@ class OpsApp:
                 except (TypeError, ValueError):  # a version that is none
                     encode, content_type = choose_encoder("")
                 return 200, content_type, encode(self._registry), []
+            case "/ui" | "/ui/":
+                return 200, HTML, self._pages(), [NO_SCRIPT]
             case _:
                 told = {mount.path: mount.summary for mount in reversed(self._mounts) if mount.summary}
                 page = {"product": "fleetplane", "version": self._version, "paths": INDEX | told}
                 return 200, "application/json", json.dumps(page, indent=2).encode() + b"\n", []
+
+    def _pages(self) -> bytes:
+        found = {mount.path: mount.summary for mount in reversed(self._mounts) if mount.is_page}
+        entries = "".join(
+            f'<li><a href="{html.escape(path)}">{html.escape(path)}</a> {html.escape(summary)}</li>\n'
+            for path, summary in {**found, "/metrics": INDEX["/metrics"]}.items()
+        )
+        return (
+            '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>Fleetplane</title>'
+            '<meta name="viewport" content="width=device-width">'
+            '<meta name="color-scheme" content="light dark">'
+            f"</head>\n<body>\n<h1>Fleetplane {html.escape(self._version)}</h1>\n<ul>\n{entries}</ul>\n"
+            "</body>\n</html>\n"
+        ).encode()
 
 
 def _problem(

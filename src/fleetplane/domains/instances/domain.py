@@ -11,6 +11,7 @@ import structlog
 from prometheus_client.registry import Collector
 
 from fleetplane.domains.blueprint import Blueprint, Kernel, Service
+from fleetplane.domains.instances import access
 from fleetplane.domains.instances.admin_service import AdminService
 from fleetplane.domains.instances.agent_service import AgentService
 from fleetplane.domains.instances.authority_service import AuthorityService
@@ -26,11 +27,13 @@ from fleetplane.domains.instances.listeners import Activity
 from fleetplane.domains.instances.machinery import Machinery
 from fleetplane.domains.instances.metrics import InstanceCollector
 from fleetplane.domains.instances.operator_service import OperatorService
+from fleetplane.domains.instances.overview import Overview
 from fleetplane.domains.instances.providers.contract import Provider
 from fleetplane.domains.instances.registration_service import RegistrationService
 from fleetplane.domains.instances.registry import Instances
 from fleetplane.domains.instances.renewal_service import RenewalService
 from fleetplane.domains.instances.reports import Reports
+from fleetplane.domains.instances.rest_side import RestSide
 from fleetplane.gen.fleetplane.admin.v1 import authority_pb2
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
 from fleetplane.gen.fleetplane.instances.v1 import renewal_pb2
@@ -94,6 +97,7 @@ BLUEPRINT = Blueprint(
         Role(ClientRole.OPERATOR): (Grant(permission=AS_OPERATOR),),
         Role("local"): (Grant(permission=AS_ADMIN),),
     },
+    operator_roles=access.ROLES,
 )
 
 
@@ -117,6 +121,7 @@ class InstanceOptions:
     """Hosts of user data that may be in a private network."""
     advertise_listeners: bool = False
     """Tell agents the addresses that are really bound, instead of the document's `advertise`."""
+    version: str = ""
 
 
 class InstanceDomain:
@@ -234,7 +239,12 @@ class InstanceDomain:
             Service(listener=ADMIN, descriptor=_ADMIN, servicer=admin),
             Service(listener=ADMIN, descriptor=_AUTHORITY, servicer=authorities),
         )
+        overview = Overview(
+            kernel.store, self._instances, self._groups, self._reports, self._explanations, kernel.clock
+        )
+        self.rest = RestSide(kernel, overview=overview, errors=self._errors, version=options.version)
         self.collectors: Sequence[Collector] = (
+            *self.rest.collectors,
             InstanceCollector(self._instances, self._groups, self._reports, self._held),
             SessionCollector(self._sessions, domain=BLUEPRINT.name),
             ReconcileCollector(self._controllers),
@@ -258,7 +268,10 @@ class InstanceDomain:
         places = (advertised.registration, advertised.agent, advertised.operator)
         return ["nstance-server", *(place.rpartition(":")[0].strip("[]") for place in places if place)]
 
-    routes: Sequence[Mount] = ()
+    @property
+    def routes(self) -> Sequence[Mount]:
+        return self.rest.routes
+
     notices: Sequence[str] = ()
 
     # Life.
@@ -306,6 +319,7 @@ class InstanceDomain:
 
     def drain(self) -> None:
         self._operators.close()
+        self.rest.drain()
         self._sessions.close_all(STOPPING)
 
     # What the parts ask of each other.

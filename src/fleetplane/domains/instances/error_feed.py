@@ -1,4 +1,4 @@
-"""Errors as they happen, for whoever listens just then. Nothing is kept for those who come later.
+"""Errors as they happen, for whoever listens just then; the latest can also be asked for afterwards.
 
 The same trouble is usually met again and again until someone removes it, so an error that was told a
 moment ago is not told again. A listener that cannot keep up loses the oldest of what waits for
@@ -71,6 +71,16 @@ class ErrorFeed:
         trouble = Trouble(tenant=tenant, group=group, instance=instance, text=text, at_ns=now_ns)
         for listening in self._listeners.get(tenant, ()):
             listening.offer(trouble)
+
+    def recent(self, tenant: str, limit: int) -> list[Trouble]:
+        """What was told about a tenant and is still remembered, the newest first."""
+        found: list[Trouble] = []
+        for (of, group, instance, text), at_ns in reversed(self._recent.items()):
+            if len(found) >= limit:
+                break
+            if of == tenant:
+                found.append(Trouble(tenant=of, group=group, instance=instance, text=text, at_ns=at_ns))
+        return found
 
     def subscribe(self, tenant: str) -> Listening:
         """Everything told about a tenant from now on; a context manager to iterate over."""

@@ -208,7 +208,10 @@ class RestSide:
         summaries = {"/docs": "the REST API, to read and to try", "/openapi.json": "the same, for programs"}
         return (
             Mount(path=PREFIX, app=self._gateway, summary="REST: fleets of NGINX"),
-            *(Mount(path=path, app=pages, summary=summaries.get(path, "")) for path in pages.paths),
+            *(
+                Mount(path=path, app=pages, summary=summaries.get(path, ""), is_page=path == "/docs")
+                for path in pages.paths
+            ),
         )
 
     @cached_property
