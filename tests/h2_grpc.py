@@ -239,12 +239,16 @@ class H2Channel:
 
 
 @contextlib.asynccontextmanager
-async def connect(address: str, context: ssl.SSLContext) -> AsyncIterator[H2Channel]:
+async def connect(
+    address: str, context: ssl.SSLContext, *, source: str | None = None
+) -> AsyncIterator[H2Channel]:
+    """`source` is the address to come from, if that matters."""
     host, _, port = address.rpartition(":")
     try:
         reader, writer = await asyncio.open_connection(
-            host, int(port), ssl=context, server_hostname=host.strip("[]")
-        )
+            host, int(port), ssl=context, server_hostname=host.strip("[]"),
+            local_addr=(source, 0) if source is not None else None,
+        )  # fmt: skip
     except OSError as error:
         raise GrpcFailed(UNAVAILABLE, f"no connection to {address}: {error}") from error
     channel = H2Channel(address, reader, writer)
