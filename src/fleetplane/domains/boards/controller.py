@@ -8,7 +8,7 @@ again if the store cannot take it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -95,6 +95,8 @@ class BoardController:
         self._join_tokens = join_tokens
         self._policy = policy
         self._liveness = LivenessTracker(policy.liveness)
+        self.arrivals: list[Callable[[int], None]] = []
+        """Told the number of each board whose agent registers, also again. Must neither block nor raise."""
         self.reconciler = Reconciler(
             "boards/liveness", self._look, clock=clock, store=store, concurrency=CONCURRENCY
         )
@@ -109,6 +111,8 @@ class BoardController:
         number = number_of(board)
         self._presence.restarted(number, boot_id=boot_id, now_ns=self._clock.now_ns())
         self._alive(number)
+        for tell in self.arrivals:
+            tell(number)
 
     async def heard(self, number: int, word: Word, *, actor: str) -> Board:
         """A board has spoken: it is alive, and perhaps something follows from what it says."""

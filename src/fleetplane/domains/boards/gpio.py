@@ -45,6 +45,7 @@ class Devices:
         self._unprotected = unprotected
         self._numbers = Numbers(store, "gpio")
         self._by_board: tuple[Sequence[Device], dict[int, list[Device]]] = ((), {})
+        self._with_lease: tuple[Sequence[Device], list[Device]] = ((), [])
 
     def __repr__(self) -> str:
         return f"<Devices {len(self._store.list(GPIO_DEVICE, SCOPE))}>"
@@ -78,9 +79,18 @@ class Devices:
             self._by_board = (kept, grouped)
         return self._by_board[1].get(board, [])
 
-    def leased(self) -> list[Device]:
+    def with_lease(self) -> list[Device]:
+        """Those with a reservation, also one whose time is over. Asked often, so kept until one changes."""
+        kept = self._store.list(GPIO_DEVICE, SCOPE)
+        if self._with_lease[0] is not kept:
+            self._with_lease = (kept, [device for device in kept if status_of(device).lease is not None])
+        return self._with_lease[1]
+
+    def reserved(self) -> list[Device]:
+        """Those that nobody but a holder may write now, by number."""
         now_ns = self._clock.now_ns()
-        return [device for device in self.all() if rules.standing(status_of(device).lease, now_ns=now_ns)]
+        found = [one for one in self.with_lease() if rules.standing(status_of(one).lease, now_ns=now_ns)]
+        return sorted(found, key=device_number)
 
     async def up_to_date(self) -> None:
         """Wait for what is being written, so that what is read next includes it."""
@@ -120,7 +130,7 @@ class Devices:
         def step(spec: GpioSpec, status: GpioStatus) -> tuple[GpioSpec, GpioStatus]:
             wanted = rules.checked(msgspec.structs.replace(spec, **changes), unprotected=self._unprotected)
             if (wanted.direction, wanted.device_type) != (spec.direction, spec.device_type):
-                wanted = msgspec.structs.replace(wanted, level=None, lease_id="")
+                wanted, status = rules.undriven(wanted, status)
             return wanted, msgspec.structs.replace(status, reason="", message="")
 
         return await self._change(number, step, actor=actor, action="boards.gpio_update")
@@ -133,7 +143,7 @@ class Devices:
             return gone or device
 
         def step(spec: GpioSpec, status: GpioStatus) -> tuple[GpioSpec, GpioStatus]:
-            spec = msgspec.structs.replace(spec, removing=True, level=None, lease_id="")
+            spec, status = rules.undriven(msgspec.structs.replace(spec, removing=True), status)
             return spec, msgspec.structs.replace(status, lease=None)
 
         return await self._change(number, step, actor=actor, action="boards.gpio_delete")
@@ -191,12 +201,12 @@ class Devices:
         def change(draft: Draft) -> Device:
             device = _present(_visible(draft, number), number, "id")
             rules.check_holder(device, holder, now_ns=draft.now_ns)
-            before = status_of(device).lease
+            spec, status = device.spec, status_of(device)
+            before = status.lease
             lease = rules.taken(before, holder, seconds=seconds, fresh_id=fresh, now_ns=draft.now_ns)
-            spec = device.spec
             if before is not None and before.id != lease.id:
-                spec = rules.without_lease(spec, before)
-            return _put(draft, device, spec, msgspec.structs.replace(status_of(device), lease=lease))
+                spec, status = rules.lease_ended(spec, status, before)
+            return _put(draft, device, spec, msgspec.structs.replace(status, lease=lease))
 
         done = await self._store.transact(
             change, actor=actor, action="boards.gpio_reserve", touches=[_key(number)]
@@ -248,8 +258,8 @@ class Devices:
         now_ns = self._clock.now_ns()
         over = [
             device_number(device)
-            for device in self.all()
-            if (lease := status_of(device).lease) is not None and not rules.standing(lease, now_ns=now_ns)
+            for device in self.with_lease()
+            if rules.standing(status_of(device).lease, now_ns=now_ns) is None
         ]
         return await self.expire(over, actor=actor) if over else []
 
@@ -299,8 +309,7 @@ def _applied(status: GpioStatus, *, value: float | None, at_ns: int) -> GpioStat
 
 
 def _end_lease(draft: Draft, device: Device, lease: Lease) -> Device:
-    spec = rules.without_lease(device.spec, lease)
-    return _put(draft, device, spec, msgspec.structs.replace(status_of(device), lease=None))
+    return _put(draft, device, *rules.lease_ended(device.spec, status_of(device), lease))
 
 
 def _put(draft: Draft, device: Device, spec: GpioSpec, status: GpioStatus) -> Device:

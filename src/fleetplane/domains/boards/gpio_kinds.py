@@ -99,6 +99,8 @@ class GpioStatus(Spec, frozen=True):
     """Why the board is not as it should be, for programs; empty if it is."""
     message: str = ""
     lease: Lease | None = None
+    owed_lease_id: str = ""
+    """A lease that has ended here, and that the board may still keep: it is to give the pin up."""
 
 
 Device = Resource[GpioSpec, GpioStatus]

@@ -1,7 +1,7 @@
 """What follows from what is wanted of a pin, who may write it, and what of it is sound. Pure.
 
     the device                                  the board is to
-    disabled, or being deleted                  give the pin up, if it has it for us
+    disabled, being deleted, or its lease over  give the pin up, if it has it for us
     analog, SPI, I2C                            be left alone: those are no levels
     input                                       have it as an input, pulled as said
     output with a level, or a waveform          drive it
@@ -93,9 +93,9 @@ class PinSeen:
 
 
 def wish(device: Device) -> Wish:
-    spec, held = device.spec, status_of(device).held
-    nothing: Wish = GiveUp() if held else LeaveAlone()
-    if not spec.enabled or spec.removing or spec.device_type not in DRIVEN:
+    spec, status = device.spec, status_of(device)
+    nothing: Wish = GiveUp() if status.held or status.owed_lease_id else LeaveAlone()
+    if status.owed_lease_id or not spec.enabled or spec.removing or spec.device_type not in DRIVEN:
         return nothing
     if spec.device_type is DeviceType.PWM:
         duty = spec.level if spec.level is not None else spec.config.duty_cycle or None
@@ -114,7 +114,7 @@ def is_met(wanted: Wish, device: Device, seen: PinSeen | None) -> bool:
         case LeaveAlone():
             return True
         case GiveUp():
-            return seen is None
+            return seen is None and not status_of(device).owed_lease_id
         case Listen(pull=pull):
             return seen is not None and seen.direction is Direction.INPUT and seen.pull is pull
         case Drive(level=level):
@@ -210,11 +210,20 @@ def taken(lease: Lease | None, holder: str, *, seconds: float | None, fresh_id: 
     return Lease(id=fresh_id, holder=holder, taken_at_ns=now_ns, expires_at_ns=until)
 
 
-def without_lease(spec: GpioSpec, lease: Lease) -> GpioSpec:
-    """The spec after a lease has ended, and with it what was written under it."""
-    if not spec.lease_id or spec.lease_id != lease.id:
-        return spec
-    return msgspec.structs.replace(spec, level=None, lease_id="")
+def undriven(spec: GpioSpec, status: GpioStatus) -> tuple[GpioSpec, GpioStatus]:
+    """With nothing to be driven any more, and the board to be told if it knows of a lease."""
+    owed = spec.lease_id or status.owed_lease_id
+    return (
+        msgspec.structs.replace(spec, level=None, lease_id=""),
+        msgspec.structs.replace(status, owed_lease_id=owed, reason="", message=""),
+    )
+
+
+def lease_ended(spec: GpioSpec, status: GpioStatus, lease: Lease) -> tuple[GpioSpec, GpioStatus]:
+    """After a lease has ended, and with it what was written under it."""
+    if spec.lease_id and spec.lease_id == lease.id:
+        spec, status = undriven(spec, status)
+    return spec, msgspec.structs.replace(status, lease=None)
 
 
 # Descriptions.
