@@ -306,9 +306,8 @@ class EdgeSettings(Section, frozen=True):
     """`host:port` or URL at which daemons reach the listener `edge`; its first address when empty."""
     issuer: str = ""
     """Of enrollment tokens; made from the role when empty."""
-    heartbeat_seconds: float = 30.0
     stale_seconds: float = 90.0
-    """Without a heartbeat for this long, a connected daemon is unhealthy."""
+    """Without a heartbeat for this long, a connected daemon is unhealthy; they come every 30 s."""
     node_token_days: float = 30.0
     enrollment_token_seconds: float = 900.0
     overlap_seconds: float = 60.0
@@ -330,7 +329,7 @@ class EdgeSettings(Section, frozen=True):
 
     def __post_init__(self) -> None:
         _one_of("edge.role", self.role, ("controller", "hybrid", "relay-coordinator", "worker"))
-        for name in ("heartbeat_seconds", "stale_seconds", "in_flight", "deadline_seconds"):
+        for name in ("stale_seconds", "in_flight", "deadline_seconds"):
             _at_least(f"edge.{name}", getattr(self, name), 1)
         for name in ("node_token_days", "overlap_seconds", "skew_seconds", "attests_per_minute"):
             _at_least(f"edge.{name}", getattr(self, name), 0)

@@ -81,12 +81,15 @@ def acting_for(caller: Caller, headers: Headers) -> str:
     return tenant
 
 
+def forbidden_switch() -> PermissionDenied:
+    return PermissionDenied(
+        "this token acts for one tenant, and not for that one", details={"cause": "forbidden_tenant_switch"}
+    )
+
+
 def seeing(caller: Caller, headers: Headers) -> str | None:
     """The tenant whose things a request may see; None for those of all."""
     asked = asked_tenant(headers)
     if caller.tenant and asked not in (None, caller.tenant):
-        raise PermissionDenied(
-            "this token acts for one tenant, and not for that one",
-            details={"cause": "forbidden_tenant_switch"},
-        )
+        raise forbidden_switch()
     return caller.tenant or asked

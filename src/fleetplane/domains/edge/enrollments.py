@@ -28,7 +28,9 @@ KEPT_SECONDS = 7 * 86_400.0
 """How long a token that is of no more use stays listed."""
 SWEEP_BATCH = 256
 QR_SCHEME = "aegis-edge-enroll://"
-COMMAND = "aegis edge enroll "
+COMMAND = "fleetplane agent edge enroll "
+SHIPPED_COMMAND = "aegis edge enroll "
+"""What the first command line wants to be shown, also as the QR code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,10 @@ class Invitation:
     @property
     def command_hint(self) -> str:
         return COMMAND + self.token
+
+    @property
+    def shipped_hint(self) -> str:
+        return SHIPPED_COMMAND + self.token
 
 
 class Enrollments:

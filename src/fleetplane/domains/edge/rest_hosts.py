@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from fleetplane.domains.edge import selectors, views
-from fleetplane.domains.edge.access import ENROLL, HOSTS_READ, HOSTS_WRITE
+from fleetplane.domains.edge.access import ENROLL, HOSTS_READ, HOSTS_WRITE, forbidden_switch
 from fleetplane.domains.edge.enrollments import Enrollments
 from fleetplane.domains.edge.fleet import FleetRuns
 from fleetplane.domains.edge.kinds import Capabilities, Desired, EdgeNode, NodeState, tenant_of
@@ -133,11 +133,11 @@ class HostRoutes:
         body: TokenBody = call.body
         wanted = body.team_tenant_id or tenant(call)
         if body.team_tenant_id and call.caller.tenant not in ("", body.team_tenant_id):
-            raise InvalidArgument("this token acts for another tenant", field="team_tenant_id")
+            raise forbidden_switch()
         made = await self._enrollments.issue(
             wanted, body.name or body.issued_to, life_seconds=body.ttl_seconds, actor=actor(call)
         )
-        return Answer(content=views.invitation(made))
+        return Answer(content=views.invitation(made, shipped=self._manner.is_shipped(call.headers)))
 
     async def tokens(self, call: EdgeCall) -> Answer[Any]:
         now_ns = self._clock.now_ns()

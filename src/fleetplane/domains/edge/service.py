@@ -108,8 +108,8 @@ class NodeClusterService:
             token=made.token,
             expires_at=spelled(made.expires_at_ns),
             controller_endpoint=made.controller_endpoint,
-            qr_payload=made.qr_payload,
-            command_hint=made.command_hint,
+            qr_payload=made.shipped_hint,
+            command_hint=made.shipped_hint,
         )
 
     # Edge daemons.

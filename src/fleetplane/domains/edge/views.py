@@ -1,7 +1,7 @@
 """What REST shows of daemons, groups and runs, in both shapes that clients know. Pure.
 
 The documented shapes are the default. The shapes that the first command line was shipped with
-differ in three answers; everything else is a superset of both.
+differ in four answers; everything else is a superset of both.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fleetplane.web.times import spelled, spelled_or_null
 Json = dict[str, Any]
 
 
-def invitation(made: Invitation) -> Json:
+def invitation(made: Invitation, *, shipped: bool) -> Json:
     return {
         "token": made.token,
         "token_id": made.jti,
         "expires_at": spelled(made.expires_at_ns),
         "controller_endpoint": made.controller_endpoint,
-        "qr_payload": made.qr_payload,
-        "command_hint": made.command_hint,
+        "qr_payload": made.shipped_hint if shipped else made.qr_payload,
+        "command_hint": made.shipped_hint if shipped else made.command_hint,
     }
 
 
