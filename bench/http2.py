@@ -14,6 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from bench.servers import Server
 
@@ -32,29 +33,29 @@ OnMessage = Callable[["Connection", int, bytes], None]
 """Called with the connection, the stream and the message's bytes."""
 
 
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+def framed(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
-def _literal(name: bytes, value: bytes) -> bytes:
+def literal(name: bytes, value: bytes) -> bytes:
     return b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
-def _head(path: str, authority: str) -> bytes:
+def head(path: str, authority: str) -> bytes:
     return (
         b"\x83\x86\x04"  # POST and http from HPACK's static table; then the path
         + bytes([len(path)]) + path.encode()
         + b"\x01" + bytes([len(authority)]) + authority.encode()
-        + _literal(b"content-type", b"application/grpc")
-        + _literal(b"te", b"trailers")
+        + literal(b"content-type", b"application/grpc")
+        + literal(b"te", b"trailers")
     )  # fmt: skip
 
 
 _GREETING = (
     PREFACE
     # No dynamic header table, no push, windows as large as they get.
-    + _frame(SETTINGS, 0, 0, struct.pack(">HIHIHI", 0x1, 0, 0x2, 0, 0x4, MAX_WINDOW))
-    + _frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", MAX_WINDOW - 65_535))
+    + framed(SETTINGS, 0, 0, struct.pack(">HIHIHI", 0x1, 0, 0x2, 0, 0x4, MAX_WINDOW))
+    + framed(WINDOW_UPDATE, 0, 0, struct.pack(">I", MAX_WINDOW - 65_535))
 )
 
 
@@ -64,7 +65,7 @@ class Connection:
     __slots__ = ("_authority", "_buffer", "_carry", "_heads", "_next_stream", "_on_message", "socket")
 
     def __init__(self, server: Server, on_message: OnMessage) -> None:
-        self.socket = socket.create_connection((server.host, server.port))
+        self.socket = self._dial(server)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._authority = server.authority
         self._on_message = on_message
@@ -74,20 +75,29 @@ class Connection:
         self._carry: dict[int, bytes] = {}
         self.socket.sendall(_GREETING)
 
+    def _dial(self, server: Server) -> socket.socket:
+        return socket.create_connection((server.host, server.port))
+
+    def _receive(self) -> bytes | None:
+        """What came; None if that was nothing for us."""
+        return self.socket.recv(RECEIVE_BYTES)
+
     def call(self, path: str, request: bytes) -> int:
         """Send a whole request; returns its stream."""
         stream, self._next_stream = self._next_stream, self._next_stream + 2
-        head = self._heads.get(path)
-        if head is None:
-            head = self._heads[path] = _head(path, self._authority)
+        fields = self._heads.get(path)
+        if fields is None:
+            fields = self._heads[path] = head(path, self._authority)
         body = struct.pack(">BI", 0, len(request)) + request
         self.socket.sendall(
-            _frame(HEADERS, END_HEADERS, stream, head) + _frame(DATA, END_STREAM, stream, body)
+            framed(HEADERS, END_HEADERS, stream, fields) + framed(DATA, END_STREAM, stream, body)
         )
         return stream
 
     def readable(self) -> None:
-        chunk = self.socket.recv(RECEIVE_BYTES)
+        chunk = self._receive()
+        if chunk is None:
+            return
         if not chunk:
             raise RuntimeError("the server closed a connection")
         buffer = self._buffer + chunk if self._buffer else chunk
@@ -106,9 +116,9 @@ class Connection:
             if payload:
                 self._data(int.from_bytes(stream, "big"), payload)
         elif kind == SETTINGS and not flags & ACK:
-            self.socket.sendall(_frame(SETTINGS, ACK, 0, b""))
+            self.socket.sendall(framed(SETTINGS, ACK, 0, b""))
         elif kind == PING and not flags & ACK:
-            self.socket.sendall(_frame(PING, ACK, 0, payload))
+            self.socket.sendall(framed(PING, ACK, 0, payload))
         elif kind in (RESET, GOAWAY):
             raise RuntimeError(f"the server ended a stream or connection: frame {kind}, {payload!r}")
 
@@ -126,19 +136,34 @@ class Connection:
             self._carry[stream] = payload[at:]
 
 
+class Readable(Protocol):
+    socket: socket.socket
+
+    def readable(self) -> None:
+        """It has something to say."""
+
+
 class Crowd:
     """Many connections to one server, read as they have something to say."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._epoll = select.epoll()
-        self._by_file: dict[int, Connection] = {}
+        self._by_file: dict[int, Readable] = {}
 
     def connect(self, on_message: OnMessage, kind: type[Connection] = Connection) -> Connection:
         made = kind(self._server, on_message)
+        self.adopt(made)
+        return made
+
+    def adopt(self, made: Readable) -> None:
+        """Read from it too."""
         self._by_file[made.socket.fileno()] = made
         self._epoll.register(made.socket.fileno(), select.EPOLLIN)
-        return made
+
+    def forget(self, gone: Readable) -> None:
+        self._epoll.unregister(gone.socket.fileno())
+        del self._by_file[gone.socket.fileno()]
 
     def until(self, done: Callable[[], bool], *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         """Read until it is done, or raise."""

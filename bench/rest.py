@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from bench.http2 import DATA, END_HEADERS, END_STREAM, HEADERS, Connection, Crowd, crowd
-from bench.http2 import _frame as frame
+from bench.http2 import framed as frame
 from bench.servers import Server
 from bench.unary import CONNECTIONS, STREAMS, WARM_UP_SECONDS, Served
 

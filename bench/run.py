@@ -1,6 +1,6 @@
 """Measure every published figure beside its reference and print the table.
 
-python bench/run.py                      everything; about eleven minutes
+python bench/run.py                      everything; about fourteen minutes
 python bench/run.py --only get_gpu       one figure
 python bench/run.py --quick              show that everything works; the numbers mean nothing
 python bench/run.py --write FILE         also put the table into FILE, between its two markers
@@ -27,6 +27,7 @@ FIGURES = (
     "proxies_logs",
     "proxies_rollout",
     "proxies_nginx",
+    "edge_daemons",
 )
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 30.0
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.001
-LISTENERS = ("web", "device-api", "registration", "operator", "agent", "proxy-agents")
+LISTENERS = ("web", "device-api", "registration", "operator", "agent", "proxy-agents", "boards", "edge")
 """All of them get free ports: two servers of a figure run at once."""
 
 

@@ -40,6 +40,7 @@ class EdgeCollector(Collector):
             if outcome is not RunState.RUNNING:
                 runs.add_metric([outcome], self._runs.ended[outcome])
         yield runs
+        yield from self._heard()
         dispatcher = self._streams.dispatcher
         yield GaugeMetricFamily(
             PREFIX + "commands_open", "Targets of commands without an outcome", dispatcher.ledger.open_count
@@ -49,3 +50,19 @@ class EdgeCollector(Collector):
             "Words of daemons that came too late, twice, or about nothing known",
             dispatcher.ignored + dispatcher.ledger.ignored,
         )
+
+    def _heard(self) -> Iterator[Metric]:
+        """What came in on streams."""
+        streams, refused = self._streams.streams, self._streams.verifier.refused
+        yield CounterMetricFamily(
+            PREFIX + "heartbeats", "Heartbeats that were believed", sum(streams.heartbeats.values())
+        )
+        yield CounterMetricFamily(
+            PREFIX + "stream_seconds", "How long streams lasted that have ended", streams.stream_seconds
+        )
+        events = CounterMetricFamily(
+            PREFIX + "events_refused", "Hellos and events that were not believed, by why", labels=["cause"]
+        )
+        for cause, number in refused.items():
+            events.add_metric([cause], number)
+        yield events
