@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -41,9 +41,9 @@ MESSAGE_LIMIT_BYTES: Final = 4 * 1024 * 1024
 """What the original programs take, and twice what a command may print."""
 CERTIFICATE_DAYS: Final = 7.0
 """Of our own certificate; a new one is made when a third of that is left."""
-ACTOR_FIELD: Final = "x-fleetplane-actor"
-ROLE_FIELD: Final = "x-fleetplane-role"
-LEASE_FIELD: Final = "x-fleetplane-lease-seconds"
+ACTOR_FIELD: Final = "fleetplane-actor"
+ROLE_FIELD: Final = "fleetplane-role"
+LEASE_FIELD: Final = "fleetplane-lease-seconds"
 ACTOR_LIMIT: Final = 256
 
 _OPTIONS: Final = (
@@ -54,6 +54,8 @@ _OPTIONS: Final = (
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 0),
+    # Otherwise a window grows to megabytes, and a log that nobody reads piles up here, not at the board.
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 10_000),
     ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
@@ -172,7 +174,7 @@ class NodeLinks:
 
     async def stream(
         self, board: int, method: Method, request: Message, answer: type[M], *, asked: Asked
-    ) -> AsyncIterator[M]:
+    ) -> AsyncGenerator[M, None]:
         """Messages as they are asked for: whoever is slow makes the board wait, and nothing piles up here."""
         async with self._link(board) as link:
             call = method(link)(request, metadata=asked.metadata())
