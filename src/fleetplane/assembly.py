@@ -151,6 +151,26 @@ def _acme(wanted: ProxySettings) -> AcmeOptions:
     )
 
 
+def _board_blueprint() -> Blueprint:
+    from fleetplane.domains.boards.domain import BLUEPRINT
+
+    return BLUEPRINT
+
+
+async def _boards(settings: Settings, kernel: Kernel) -> Domain:
+    from fleetplane.domains.boards.core import BoardOptions
+    from fleetplane.domains.boards.domain import BoardDomain
+
+    wanted = settings.boards
+    options = BoardOptions(
+        heartbeat_seconds=wanted.heartbeat_seconds,
+        certificate_days=wanted.certificate_days,
+        agent_port=wanted.agent_port,
+        plain=bool(settings.listeners.boards_plain.addresses),
+    )
+    return BoardDomain(kernel, options)
+
+
 def _edge_blueprint() -> Blueprint:
     from fleetplane.domains.edge.domain import BLUEPRINT
 
@@ -195,6 +215,7 @@ OFFERS: Mapping[str, Offer] = {
     "gpus": Offer(blueprint=_gpu_blueprint, build=_gpus),
     "instances": Offer(blueprint=_instance_blueprint, build=_instances),
     "proxies": Offer(blueprint=_proxy_blueprint, build=_proxies),
+    "boards": Offer(blueprint=_board_blueprint, build=_boards),
     "edge": Offer(blueprint=_edge_blueprint, build=_edge),
 }
 

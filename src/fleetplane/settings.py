@@ -25,7 +25,7 @@ PREFIX = "FLEETPLANE_"
 CLIENT_VARIABLES = frozenset({"FLEETPLANE_DEVICE_API", "FLEETPLANE_SERVER", "FLEETPLANE_TOKEN"})
 """Variables of the command line's clients, which share our prefix."""
 
-DOMAINS = ("gpus", "instances", "proxies", "edge")
+DOMAINS = ("gpus", "instances", "proxies", "boards", "edge")
 DEFAULT_SOCKET = Path("/var/run/device-api/device.sock")
 DEFAULT_PLACE = "unix:"
 """An address that stands for the default socket: the system's for root, else in the data directory."""

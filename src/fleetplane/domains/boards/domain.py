@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from prometheus_client.registry import Collector
 
 from fleetplane.domains.blueprint import Blueprint, Kernel, Service
-from fleetplane.domains.boards import access
+from fleetplane.domains.boards import access, provisioning_side, rest_side
 from fleetplane.domains.boards.access import CONTROL_PLANE, LISTENER, PI_CONTROLLER, PLAIN_LISTENER
 from fleetplane.domains.boards.cluster_service import ClusterMethods
 from fleetplane.domains.boards.control_service import ControlService
@@ -17,8 +17,10 @@ from fleetplane.domains.boards.core import BoardCore, BoardOptions
 from fleetplane.domains.boards.credentials import Doorkeeper, plain
 from fleetplane.domains.boards.kinds import KINDS
 from fleetplane.domains.boards.node_service import NodeMethods
-from fleetplane.domains.boards.ports import Discard, MetricsIntake, NobodyProvisions, Provisioner
+from fleetplane.domains.boards.ports import Discard, MetricsIntake, Provisioner
+from fleetplane.domains.boards.provisioning_side import ProvisioningSide
 from fleetplane.domains.boards.records import BoardRecords
+from fleetplane.domains.boards.rest_side import RestSide
 from fleetplane.domains.boards.sync import Synchronisation
 from fleetplane.domains.boards.system_service import SystemMethods
 from fleetplane.kernel.reconcile.metrics import ReconcileCollector
@@ -29,7 +31,7 @@ from fleetplane.web.ops import Mount
 
 BLUEPRINT = Blueprint(
     name="boards",
-    kinds=KINDS,
+    kinds=(*KINDS, *provisioning_side.KINDS, *rest_side.KINDS),
     methods=access.METHODS,
     grants=access.GRANTS,
     operator_roles=access.OPERATOR_ROLES,
@@ -50,7 +52,9 @@ class BoardDomain:
         parts: Parts | None = None,
     ) -> None:
         self.core = core = BoardCore(kernel, options)
-        provisioner = provisioner or NobodyProvisions()
+        self.provisioning = ProvisioningSide(core)
+        self.rest = RestSide(core, self.provisioning)
+        provisioner = provisioner or self.provisioning.engine
         intake: MetricsIntake = Discard() if kernel.telemetry is None else BoardRecords(kernel.telemetry)
         control = self._control(provisioner, intake)
         original = PiControllerService(
@@ -80,12 +84,16 @@ class BoardDomain:
         self.collectors: Sequence[Collector] = (
             SessionCollector(core.sessions, domain=BLUEPRINT.name),
             ReconcileCollector(lambda: (core.controller.reconciler,)),
+            *self.rest.collectors,
         )
-        self.routes: Sequence[Mount] = ()
         self.notices: Sequence[str] = ()
 
     def __repr__(self) -> str:
         return f"<BoardDomain {self.core!r}>"
+
+    @property
+    def routes(self) -> Sequence[Mount]:
+        return self.rest.routes
 
     def _control(self, provisioner: Provisioner, intake: MetricsIntake) -> ControlService:
         core = self.core
@@ -133,6 +141,7 @@ class BoardDomain:
     # Life.
 
     async def prepare(self) -> None:
+        await self.rest.prepare()
         self.core.controller.take_up()
 
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
@@ -141,6 +150,8 @@ class BoardDomain:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.core.controller.run(), name="boards/controller")
+            tasks.create_task(self.provisioning.run(), name="boards/provisioning")
+            tasks.create_task(self.rest.run(), name="boards/rest")
 
     def drain(self) -> None:
         self.core.sessions.close_all(STOPPING)

@@ -1,0 +1,32 @@
+"""The part of the boards domain that provisions, put together."""
+
+from __future__ import annotations
+
+from fleetplane.domains.boards.core import BoardCore
+from fleetplane.domains.boards.provisioning.credentials import Credentials
+from fleetplane.domains.boards.provisioning.engine import Engine, Parts
+from fleetplane.domains.boards.provisioning.operations import OPERATION, Operations
+from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
+
+KINDS = (OPERATION,)
+
+
+class ProvisioningSide:
+    def __init__(self, core: BoardCore) -> None:
+        kernel = core.kernel
+        self.operations = Operations(kernel.store)
+        self.credentials = Credentials(kernel.store, kernel.master)
+        self.secrets = ClusterSecrets(kernel.store, kernel.master)
+        self.engine = Engine(
+            Parts(
+                boards=core.boards, clusters=core.clusters, operations=self.operations,
+                credentials=self.credentials, secrets=self.secrets, clock=kernel.clock,
+            )
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"<ProvisioningSide {self.engine!r}>"
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self.engine.run()

@@ -1,0 +1,129 @@
+"""The half of the boards domain that talks to people and programs, put together: all of `/api/v1`.
+
+Litestar is loaded here, when this half is built, and by nobody who does not run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import msgspec
+from prometheus_client.registry import Collector
+
+from fleetplane.domains.boards.core import BoardCore
+from fleetplane.domains.boards.disclosures import DISCLOSURE, Disclosures
+from fleetplane.domains.boards.logins import LOGIN, Logins
+from fleetplane.domains.boards.people import PERSON, People
+from fleetplane.domains.boards.provisioning_side import ProvisioningSide
+from fleetplane.domains.boards.rest import Caller, Gatekeeper, envelope
+from fleetplane.domains.boards.rest_clusters import ClusterRoutes
+from fleetplane.domains.boards.rest_joining import JoiningRoutes
+from fleetplane.domains.boards.rest_nodes import NodeRoutes, NodeShow
+from fleetplane.domains.boards.rest_people import PeopleRoutes
+from fleetplane.domains.boards.rest_provisioning import ProvisioningRoutes
+from fleetplane.domains.boards.rest_secrets import SecretRoutes
+from fleetplane.domains.boards.rest_system import Probes, SystemRoutes
+from fleetplane.web import openapi
+from fleetplane.web.app import application
+from fleetplane.web.documents import Document, Documents
+from fleetplane.web.gateway import REQUESTS_PER_MINUTE, Gateway
+from fleetplane.web.idempotency import Answers
+from fleetplane.web.metrics import GatewayCollector
+from fleetplane.web.ops import Mount
+from fleetplane.web.routes import Route, RouteTable
+
+PREFIX = "/api/v1"
+DOCUMENT = f"{PREFIX}/openapi.json"
+TITLE = "Fleetplane boards"
+ABOUT = "Raspberry-Pi-class boards: metrics, GPIO, commands, logs and provisioning."
+SWEEP_SECONDS = 3600.0
+KINDS = (PERSON, LOGIN, DISCLOSURE)
+
+
+class RestSide:
+    def __init__(
+        self,
+        core: BoardCore,
+        provisioning: ProvisioningSide,
+        *,
+        requests_per_minute: int = REQUESTS_PER_MINUTE,
+    ) -> None:
+        kernel = core.kernel
+        store, master, clock = kernel.store, kernel.master, kernel.clock
+        self._core = core
+        self._clock = clock
+        self._per_minute = requests_per_minute
+        self._answers = Answers(store, master, clock, namespace="boards")
+        self.people = People(store, master, clock)
+        self.logins = Logins(
+            store, master, clock, people=self.people, operators=kernel.operators,
+            revocations=kernel.revocations,
+        )  # fmt: skip
+        self.gate = Gatekeeper(self.logins)
+        self._system = SystemRoutes(clock, is_writable=lambda: store.statistics().writable)
+        self.show = NodeShow(core.presence)
+        self.table = RouteTable(PREFIX, self._all_routes(provisioning))
+        self.gate.require_complete(self.table.permissions)
+
+    def __repr__(self) -> str:
+        return f"<RestSide {self.table!r}>"
+
+    def _all_routes(self, provisioning: ProvisioningSide) -> Iterable[Route]:
+        core, clock = self._core, self._clock
+        yield from self._system.routes()
+        yield from PeopleRoutes(people=self.people, logins=self.logins).routes()
+        yield from ClusterRoutes(clusters=core.clusters, boards=core.boards, show=self.show).routes()
+        yield from NodeRoutes(
+            boards=core.boards, revocations=core.kernel.revocations, show=self.show
+        ).routes()
+        yield from JoiningRoutes(
+            tokens=core.join_tokens, approvals=core.approvals, gate=self.gate, clock=clock
+        ).routes()
+        yield from ProvisioningRoutes(
+            engine=provisioning.engine, operations=provisioning.operations, clock=clock
+        ).routes()
+        yield from SecretRoutes(
+            boards=core.boards, credentials=provisioning.credentials, secrets=provisioning.secrets,
+            disclosures=Disclosures(core.kernel.store),
+        ).routes()  # fmt: skip
+
+    async def prepare(self) -> None:
+        await self._answers.load()
+        await self.logins.load()
+
+    @cached_property
+    def _gateway(self) -> Gateway[Caller]:
+        return application(
+            self.table, gate=self.gate, answers=self._answers, clock=self._clock,
+            requests_per_minute=self._per_minute, envelope=envelope,
+        )  # fmt: skip
+
+    @cached_property
+    def collectors(self) -> Sequence[Collector]:
+        return (GatewayCollector(self._gateway, domain="boards"),)
+
+    @cached_property
+    def routes(self) -> Sequence[Mount]:
+        document = Document(content_type="application/json", content=lambda: self._document)
+        probes = Probes(self._system)
+        return (
+            Mount(path=PREFIX, app=self._gateway, summary="REST: boards"),
+            Mount(path=DOCUMENT, app=Documents({DOCUMENT: document})),
+            Mount(path="/health", app=probes),
+            Mount(path="/ready", app=probes),
+        )
+
+    @cached_property
+    def _document(self) -> bytes:
+        made = openapi.document(
+            self.table, title=TITLE, version=self._core.options.version, description=ABOUT
+        )
+        return msgspec.json.encode(made)
+
+    async def run(self) -> None:
+        """Forget what is over, until cancelled."""
+        while True:
+            await self._clock.sleep(SWEEP_SECONDS)
+            await self._answers.sweep()
+            await self.logins.sweep()
