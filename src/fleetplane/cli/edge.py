@@ -38,6 +38,9 @@ def client(where: Mapping[str, Any], tenant: str) -> RestClient:
 
 class Verbs(LazyGroup):
     entries: ClassVar[Mapping[str, Entry]] = {
+        "config": Entry(
+            target="fleetplane.cli.edge_config:config", help="What daemons should be configured with."
+        ),
         "group": Entry(target="fleetplane.cli.edge_groups:group", help="Named sets of daemons."),
         "run": Entry(target="fleetplane.cli.edge_runs:run", help="Run a tool on daemons, and watch it."),
         "runs": Entry(target="fleetplane.cli.edge_runs:runs", help="Runs so far, or one in detail."),

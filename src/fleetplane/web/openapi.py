@@ -66,7 +66,7 @@ def _shapes(routes: Iterable[Route]) -> list[Any]:
 
 def _operation(route: Route, by_shape: dict[Any, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {
-        "operationId": route.handler.__qualname__.replace("Routes.", "_").replace(".", "_"),
+        "operationId": _operation_id(route),
         "summary": route.summary,
         "tags": [route.tag],
         "parameters": [*_path_parameters(route), *(_query_parameter(query) for query in route.query)],
@@ -84,6 +84,13 @@ def _operation(route: Route, by_shape: dict[Any, Any]) -> dict[str, Any]:
             "content": {"application/json": {"schema": by_shape[route.body]}},
         }
     return made
+
+
+def _operation_id(route: Route) -> str:
+    """The handler's name, with what the path names: a handler may serve several paths."""
+    handler = route.handler.__qualname__.replace("Routes.", "_").replace(".", "_")
+    named = _PARAMETER.findall(route.path)
+    return "_of_".join((handler, *named)) if route.shares_handler else handler
 
 
 def _responses(route: Route, by_shape: dict[Any, Any]) -> dict[str, Any]:

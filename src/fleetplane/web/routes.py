@@ -147,6 +147,8 @@ class Route:
     answer: Any = None
     """The shape of the answer; None for an empty one."""
     status: int = 200
+    shares_handler: bool = False
+    """Whether its handler serves another path too."""
     streams: bool = False
     """Whether it may answer with a `Stream`, which nobody can be given a second time."""
     query: Sequence[Query] = ()

@@ -86,7 +86,7 @@ class EdgeDomain:
         dispatcher.watch(_onlooker(self.runs))
         self.rest = RestSide(
             store, kernel.master, clock, operators=kernel.operators, nodes=identity.nodes,
-            enrollments=identity.enrollments, groups=self.groups, runs=self.runs,
+            enrollments=identity.enrollments, groups=self.groups, layers=layers, runs=self.runs,
             heard_at_ns=presences.last_heartbeat_at_ns, shipped_shapes=options.shipped_shapes,
             deadline_seconds=options.deadline_seconds, version=options.version,
         )  # fmt: skip

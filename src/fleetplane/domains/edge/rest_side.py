@@ -12,11 +12,13 @@ import msgspec
 from prometheus_client.registry import Collector
 
 from fleetplane.domains.edge.access import Caller, Gatekeeper
+from fleetplane.domains.edge.config_layers import ConfigLayers
 from fleetplane.domains.edge.enrollments import Enrollments
 from fleetplane.domains.edge.fleet import FleetRuns
 from fleetplane.domains.edge.groups import Groups
 from fleetplane.domains.edge.nodes import Nodes
 from fleetplane.domains.edge.rest import Manner, envelope
+from fleetplane.domains.edge.rest_config import ConfigRoutes
 from fleetplane.domains.edge.rest_fleet import FleetRoutes
 from fleetplane.domains.edge.rest_groups import GroupRoutes
 from fleetplane.domains.edge.rest_hosts import HostRoutes
@@ -51,6 +53,7 @@ class RestSide:
         nodes: Nodes,
         enrollments: Enrollments,
         groups: Groups,
+        layers: ConfigLayers,
         runs: FleetRuns,
         heard_at_ns: Callable[[str], int | None],
         shipped_shapes: bool,
@@ -72,6 +75,7 @@ class RestSide:
                 *hosts.routes(),
                 *GroupRoutes(groups=groups, nodes=nodes, manner=manner).routes(),
                 *fleet.routes(),
+                *ConfigRoutes(layers=layers, nodes=nodes).routes(),
             ),
         )
 
