@@ -464,11 +464,11 @@ async def test_provisioning_is_handed_on_under_both_names(tmp_path: Path) -> Non
         )
 
 
-async def test_without_a_provisioner_nothing_is_provisioned(rig: BoardsRig) -> None:
+async def test_a_board_whose_address_nobody_knows_is_not_provisioned(rig: BoardsRig) -> None:
     await rig.core.boards.create(Facts(name="pi-1"), actor=BOSS)
     call = (await operator(rig)).ProvisionNode(pi.ProvisionNodeRequest(id=1))
 
-    assert await refused(call) is CODE.UNIMPLEMENTED
+    assert await refused(call) is CODE.FAILED_PRECONDITION
 
 
 # The whole.

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Protocol
 
 from fleetplane.domains.boards.kinds import BoardRole
-from fleetplane.kernel.errors import Unimplemented
 
 
 class ProvisioningAction(StrEnum):
@@ -78,11 +77,6 @@ class Provisioner(Protocol):
     async def request(self, order: ProvisioningOrder, *, actor: str) -> ProvisioningAnswer:
         """Begin, find or cancel an operation; raises `NotFound` for a board or cluster that is not there."""
         ...
-
-
-class NobodyProvisions:
-    async def request(self, _order: ProvisioningOrder, *, actor: str) -> ProvisioningAnswer:  # noqa: ARG002
-        raise Unimplemented("this server does not provision boards")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
