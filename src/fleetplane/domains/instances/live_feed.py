@@ -34,8 +34,9 @@ from fleetplane.web.times import spelled
 
 TICK_SECONDS = 1.0
 """How late a change that is not in the store, such as a freeze that ran out, may be told."""
-BEAT_SECONDS = 10.0
-"""How often an idle reader gets a new mark, and is asked whether its token is still good."""
+BEAT_SECONDS = 5.0
+"""How often an idle reader gets a new mark, and its token is looked at again. Over HTTP/1 one who left is
+noticed when something is sent, so this is also how long they count."""
 GATHER_SECONDS = 0.1
 """Between two tellings: a group that grows to 500 tells of it ten times a second."""
 STREAMS_LIMIT = 64
@@ -103,10 +104,9 @@ class LiveFeed:
             for start in range(0, len(present), SLICE):
                 yield b"".join(told.snapshot(present[start : start + SLICE]))
         with self._watching(scope, after) as watch:
-            yield b"".join([*self._news(told, ()), self._now(after)])
-            beat_ns = self._clock.now_ns()
+            idle_seconds, beat_ns = 0.0, 0  # at first whatever was missed, and then a mark in any case
             while True:
-                batch = await watch.next(idle_seconds=TICK_SECONDS)
+                batch = await watch.next(idle_seconds=idle_seconds)
                 news = [*self._news(told, batch.events)]
                 if news or self._clock.now_ns() - beat_ns >= BEAT_SECONDS * 1e9:
                     beat_ns = self._clock.now_ns()
@@ -114,6 +114,7 @@ class LiveFeed:
                     yield b"".join([*news, self._now(batch.revision)])
                 if batch.events:
                     await self._clock.sleep(GATHER_SECONDS)
+                idle_seconds = TICK_SECONDS
 
     def _news(self, told: Told, events: Iterable[Event]) -> Iterator[bytes]:
         yield from told.instances(events)
