@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetplane.domains.proxies import clashes, directives, rules, selectors
+from fleetplane.domains.proxies.agent import blocks
 from fleetplane.domains.proxies.clashes import Surroundings
 from fleetplane.domains.proxies.kinds import UpstreamSpec, VirtualHostSpec
+from fleetplane.domains.proxies.location_rules import regex_fault
 from fleetplane.domains.proxies.selectors import parse
 from fleetplane.domains.proxies.values import (
     AllAgents,
@@ -140,7 +142,7 @@ def test_the_arguments_of_one_directive_are_accepted(value: str) -> None:
 @pytest.mark.parametrize(
     "value",
     ["10m; evil on", "a { b", "}", "#x", "a #b", "a\\", '"open', "'open", "a\nb", "a\tb", "\x00", "x" * 4097,
-     '"a" ; b', "'a\\' ; b"],
+     '"a" ; b', "'a\\' ; b", '"a"b', "http://unix:/run/docker.sock", "a\\nb"],
 )  # fmt: skip
 def test_a_value_that_could_escape_its_directive_is_refused(value: str) -> None:
     assert directives.value_fault(value) != ""
@@ -148,11 +150,68 @@ def test_a_value_that_could_escape_its_directive_is_refused(value: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["include", "load_module", "content_by_lua_block", "Root", "a b", "", "a;b", "ssl_certificate_key"],
+    [
+        "include",
+        "load_module",
+        "content_by_lua_block",
+        "Root",
+        "a b",
+        "",
+        "a;b",
+        "ssl_certificate_key",
+        "listen",
+        "access_log",
+        "proxy_cache_path",
+        "client_body_temp_path",
+        "js_var",
+        "lua_package_path",
+    ],
 )
 def test_a_directive_that_could_run_code_or_take_over_is_refused(name: str) -> None:
     found = list(directives.problems({name: "x"}, field="custom_directives"))
     assert [problem.field for problem in found] == [f"custom_directives.{name}"]
+
+
+@given(st.text(max_size=12), st.text(alphabet="ab \"'\\\\;{}#$\n", max_size=12))
+def test_what_is_accepted_is_what_agents_write(name: str, value: str) -> None:
+    if not list(directives.problems({name: value}, field="custom_directives")):
+        assert blocks.emit(blocks.custom({name: value}, where="x"))
+
+
+@pytest.mark.parametrize(
+    "name", ["LD_PRELOAD", "NGINX", "NXMESH_ACME_RESPONDER", "NXMESH_ACME_WORKSPACE", "a-b", ""]
+)
+def test_a_variable_that_agents_would_not_set_is_refused(name: str) -> None:
+    assert [one.field for one in directives.variable_problems({name: "x"}, field="env_vars")] == [
+        f"env_vars.{name}"
+    ]
+    assert list(directives.variable_problems({"TZ": "UTC"}, field="env_vars")) == []
+
+
+def test_a_text_that_outgrows_an_argument_once_it_is_quoted_is_refused() -> None:
+    assert directives.text_fault("x" * 4000) == ""
+    assert directives.text_fault('"' * 2001) == "Longer than 4000 bytes"
+
+
+# Regular expressions.
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["^/a$", r"\.(?:jpe?g|png)$", r"^/(?<year>\d{4})/", "[(]", "[]a(]", "[^]a)]", "[[:alpha:])]", r"[\](]",
+     r"\(", r"\Q(\E", "(?#()x", "a|b", "(*UTF8)a", "(?x)a#(", "a++", "a{2,3}", ""],
+)  # fmt: skip
+def test_a_regular_expression_is_left_to_nginx(pattern: str) -> None:
+    assert regex_fault(pattern) == ""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "word"),
+    [("(", "'('"), ("a)", "')'"), ("a)(", "')'"), ("[a", "'['"), ("[]", "'['"), ("*a", "repeat"),
+     ("a|+", "repeat"), ("a\\", "backslash"), (r"\((", "'('")],
+)  # fmt: skip
+def test_what_is_no_regular_expression_anywhere_is_refused(pattern: str, word: str) -> None:
+    assert word in regex_fault(pattern)
 
 
 # Upstreams.
@@ -238,6 +297,8 @@ def test_a_server_name_is_one_or_more_names(name: str) -> None:
         ({"server_name": "a;b"}, ("server_name", "INVALID_FORMAT")),
         ({"server_name": "~^x"}, ("server_name", "INVALID_FORMAT")),
         ({"server_name": "a.b A.b"}, ("server_name", "NOT_UNIQUE")),
+        ({"server_name": "a.b .a.b"}, ("server_name", "NOT_UNIQUE")),
+        ({"server_name": ".a.b *.a.b"}, ("server_name", "NOT_UNIQUE")),
         ({"server_name": " ".join(f"a{n}.b" for n in range(51))}, ("server_name", "TOO_MANY")),
         ({"listen_port": 0}, ("listen_port", "OUT_OF_RANGE")),
         ({"listen_port": 65536}, ("listen_port", "OUT_OF_RANGE")),
@@ -258,6 +319,19 @@ def test_a_server_name_is_one_or_more_names(name: str) -> None:
         ({"locations": [{"path": "/", "root": "rel"}]}, ("locations.0.root", "INVALID_FORMAT")),
         ({"locations": [{"path": "/", "root": "/a"}, {"path": "/", "root": "/b"}]},
          ("locations.1.path", "NOT_UNIQUE")),
+        ({"locations": [{"path": "/a", "root": "/a"}, {"path": "^~ /a", "root": "/b"}]},
+         ("locations.1.path", "NOT_UNIQUE")),
+        ({"locations": [{"path": "~ (a", "root": "/a"}]}, ("locations.0.path", "INVALID_FORMAT")),
+        ({"locations": [{"path": "~ .php$", "proxy_pass": "http://127.0.0.1/x"}]},
+         ("locations.0.proxy_pass", "INCOMPATIBLE")),
+        ({"locations": [{"path": "/", "proxy_pass": "http://user:word@127.0.0.1/"}]},
+         ("locations.0.proxy_pass", "INVALID_FORMAT")),
+        ({"locations": [{"path": "/", "root": "/a", "index": " "}]}, ("locations.0.index", "INVALID_FORMAT")),
+        ({"locations": [{"path": "/", "root": "/a", "custom_directives": {"root": "/b"}}]},
+         ("locations.0.custom_directives.root", "INCOMPATIBLE")),
+        ({"locations": [{"path": "/", "root": "/a",
+                         "rewrite_rules": [{"pattern": "^/(a", "replacement": "/b"}]}]},
+         ("locations.0.rewrite_rules.0.pattern", "INVALID_FORMAT")),
         ({"locations": [{"path": f"/{n}", "root": "/a"} for n in range(101)]}, ("locations", "TOO_MANY")),
         ({"locations": [{"path": "/", "root": "/a", "custom_directives": {"include": "x"}}]},
          ("locations.0.custom_directives.include", "INCOMPATIBLE")),
@@ -347,6 +421,26 @@ def test_labels_that_would_bring_two_hosts_of_one_name_together_clash() -> None:
     }
     assert list(clashes.label_clashes("a2", {}, hosts)) == []
     assert len(list(clashes.label_clashes("a2", {"env": "x"}, hosts))) == 1
+
+
+def test_labels_that_would_bring_tls_and_plain_text_onto_one_port_clash() -> None:
+    tls = host(server_name="b.example.com", ssl_enabled=True, ssl_certificate_id="c1")
+    hosts = {
+        "h1": msgspec.structs.replace(host(), target_agents=NamedAgents(agent_ids=("a2",))),
+        "h2": msgspec.structs.replace(tls, target_agents=select("env=x")),
+    }
+    assert list(clashes.label_clashes("a2", {}, hosts)) == []
+    assert [one.field for one in clashes.label_clashes("a2", {"env": "x"}, hosts)] == ["labels"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "clash"),
+    [(".b.c", "b.c", True), (".b.c", "*.b.c", True), ("*.b.c", "b.c", False), (".b.c", "a.b.c", False)],
+)
+def test_a_name_with_a_leading_dot_is_two_names(one: str, other: str, clash: bool) -> None:
+    for new, old in ((one, other), (other, one)):
+        found = list(clashes.host_clashes(host(server_name=new), around(h1=host(server_name=old))))
+        assert bool(found) is clash
 
 
 def test_wrong_before_clashing() -> None:

@@ -52,13 +52,21 @@ def may_meet(one: TargetAgents, other: TargetAgents, agents: Mapping[str, Mappin
     raise AssertionError(f"no such targets: {one!r}, {other!r}")
 
 
+def served_names(server_name: str) -> set[str]:
+    """Every name that a list of names claims: `.example.com` is two of them to NGINX."""
+    names: set[str] = set()
+    for name in server_name.lower().split():
+        names |= {name[1:], f"*{name}"} if name.startswith(".") else {name}
+    return names
+
+
 def host_clashes(spec: VirtualHostSpec, around: Surroundings) -> Iterator[Problem]:
     """NGINX only warns about a name that is served twice, and lets one of the two win."""
-    names = {name.lower() for name in spec.server_name.split()}
+    names = served_names(spec.server_name)
     for identity, other in around.virtual_hosts.items():
         if other.listen_port != spec.listen_port:
             continue
-        shared = sorted(names & {name.lower() for name in other.server_name.split()})
+        shared = sorted(names & served_names(other.server_name))
         mixed = other.ssl_enabled != spec.ssl_enabled
         if not (shared or mixed) or not may_meet(spec.target_agents, other.target_agents, around.agents):
             continue
@@ -83,15 +91,20 @@ def label_clashes(
 ) -> Iterator[Problem]:
     """Hosts that an agent with these labels would serve, and cannot serve together."""
     taken: dict[tuple[str, int], VirtualHostSpec] = {}
+    ports: dict[int, VirtualHostSpec] = {}
     for spec in hosts.values():
         if not targets(spec.target_agents, agent, labels):
             continue
-        for name in spec.server_name.lower().split():
+        first = ports.setdefault(spec.listen_port, spec)
+        if first.ssl_enabled != spec.ssl_enabled:
+            yield _together(f"port {spec.listen_port} would be with and without TLS for", first, spec)
+        for name in sorted(served_names(spec.server_name)):
             other = taken.setdefault((name, spec.listen_port), spec)
             if other is not spec:
-                yield Problem(
-                    field="labels",
-                    message=f"{name} on port {spec.listen_port} would come from {other.name!r} and "
-                    f"{spec.name!r} at once",
-                    code=Code.INCOMPATIBLE,
-                )
+                yield _together(f"{name} on port {spec.listen_port} would come from", other, spec)
+
+
+def _together(what: str, one: VirtualHostSpec, other: VirtualHostSpec) -> Problem:
+    return Problem(
+        field="labels", message=f"{what} {one.name!r} and {other.name!r} at once", code=Code.INCOMPATIBLE
+    )

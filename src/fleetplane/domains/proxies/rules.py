@@ -10,17 +10,16 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 from msgspec import UNSET
 
 from fleetplane.domains.proxies import directives, selectors
-from fleetplane.domains.proxies.clashes import Surroundings, host_clashes
+from fleetplane.domains.proxies.clashes import Surroundings, host_clashes, served_names
 from fleetplane.domains.proxies.kinds import UpstreamSpec, VirtualHostSpec
+from fleetplane.domains.proxies.location_rules import BLANK_OR_QUOTE, location_problems, place
 from fleetplane.domains.proxies.values import (
     Algorithm,
     HealthCheck,
-    Location,
     NamedAgents,
     SelectedAgents,
     TargetAgents,
@@ -33,8 +32,6 @@ NAME_LIMIT = 100
 SERVER_NAMES_LIMIT = 50
 LOCATIONS_LIMIT = 100
 SERVERS_LIMIT = 200
-HEADERS_LIMIT = 64
-REWRITES_LIMIT = 64
 AGENT_IDS_LIMIT = 1000
 KEEPALIVE_LIMIT = 10_000
 WEIGHT_LIMIT = 65_535
@@ -47,9 +44,6 @@ _LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _SERVER_NAME = re.compile(rf"_|(?:\*\.|\.)?{_LABEL}(?:\.{_LABEL})*")
 _UPSTREAM_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
-_PATH = re.compile(r"(?:(?:=|\^~)\s+)?/\S*|~\*?\s+\S+")
-_BLANK_OR_QUOTE = re.compile(r"[\s\"'`;{}\\]")
 
 
 # Small texts.
@@ -126,7 +120,7 @@ def _is_address(address: str) -> bool:
 
 def _health_check_problems(check: HealthCheck) -> Iterator[Problem]:
     field = "health_check"
-    if not check.path.startswith("/") or _BLANK_OR_QUOTE.search(check.path) or len(check.path) > 1024:
+    if not check.path.startswith("/") or BLANK_OR_QUOTE.search(check.path) or len(check.path) > 1024:
         yield Problem(field=f"{field}.path", message="Must be a path that starts with '/'")
     yield from _range(check.interval, 1, SECONDS_LIMIT, f"{field}.interval")
     yield from _range(check.timeout, 1, SECONDS_LIMIT, f"{field}.timeout")
@@ -158,11 +152,11 @@ def host_problems(spec: VirtualHostSpec, around: Surroundings) -> Iterator[Probl
     if len(spec.locations) > LOCATIONS_LIMIT:
         yield Problem(field="locations", message=f"More than {LOCATIONS_LIMIT} locations", code=Code.TOO_MANY)
         return
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     for index, location in enumerate(spec.locations):
         field = f"locations.{index}"
-        yield from _location_problems(location, field, around)
-        normal = " ".join(location.path.split())
+        yield from location_problems(location, field, around.upstreams)
+        normal = place(location.path)
         if normal in seen:
             yield Problem(
                 field=f"{field}.path", message="Another location has this path", code=Code.NOT_UNIQUE
@@ -182,73 +176,8 @@ def _server_name_problems(text: str) -> Iterator[Problem]:
         )
     elif any(len(name) > 253 or not _SERVER_NAME.fullmatch(name) for name in names):
         yield Problem(field="server_name", message="Invalid domain format")
-    elif len({name.lower() for name in names}) < len(names):
+    elif len(served_names(text)) < sum(len(served_names(name)) for name in names):
         yield Problem(field="server_name", message="A name is given twice", code=Code.NOT_UNIQUE)
-
-
-def _location_problems(location: Location, field: str, around: Surroundings) -> Iterator[Problem]:
-    fault = directives.text_fault(location.path)
-    if fault or not _PATH.fullmatch(location.path):
-        yield Problem(field=f"{field}.path", message=fault or "Must start with '/', '= /', '^~ /' or '~ '")
-    served = [name for name in ("upstream_id", "proxy_pass", "root") if getattr(location, name) is not UNSET]
-    if len(served) != 1:
-        yield Problem(
-            field=field, message="Exactly one of upstream_id, proxy_pass and root is required",
-            code=Code.INCOMPATIBLE if served else Code.REQUIRED,
-        )  # fmt: skip
-    if location.upstream_id is not UNSET and location.upstream_id not in around.upstreams:
-        yield Problem(
-            field=f"{field}.upstream_id", message="There is no such upstream in this workspace",
-            code=Code.UNKNOWN_REFERENCE,
-        )  # fmt: skip
-    if location.proxy_pass is not UNSET and not _is_url(location.proxy_pass):
-        yield Problem(field=f"{field}.proxy_pass", message="Must be an http or https URL")
-    for name in ("root", "index"):
-        text = getattr(location, name)
-        if text is not UNSET and (directives.text_fault(text) or "$" in text or not text):
-            yield Problem(field=f"{field}.{name}", message="Not a path")
-    if location.root is not UNSET and not location.root.startswith("/"):
-        yield Problem(field=f"{field}.root", message="Must be an absolute path")
-    yield from _header_problems(location, field)
-    yield from _rewrite_problems(location, field)
-    yield from directives.problems(location.custom_directives or {}, field=f"{field}.custom_directives")
-
-
-def _is_url(text: str) -> bool:
-    if directives.text_fault(text) or _BLANK_OR_QUOTE.search(text):
-        return False
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
-
-
-def _header_problems(location: Location, field: str) -> Iterator[Problem]:
-    headers = location.custom_headers or ()
-    if len(headers) > HEADERS_LIMIT:
-        yield Problem(
-            field=f"{field}.custom_headers", message=f"More than {HEADERS_LIMIT} headers", code=Code.TOO_MANY
-        )
-    for index, header in enumerate(headers):
-        where = f"{field}.custom_headers.{index}"
-        if not _HEADER.fullmatch(header.name):
-            yield Problem(field=f"{where}.name", message="Not the name of a header")
-        if fault := directives.text_fault(header.value):
-            yield Problem(field=f"{where}.value", message=fault)
-
-
-def _rewrite_problems(location: Location, field: str) -> Iterator[Problem]:
-    rules = location.rewrite_rules or ()
-    if len(rules) > REWRITES_LIMIT:
-        yield Problem(
-            field=f"{field}.rewrite_rules", message=f"More than {REWRITES_LIMIT} rules", code=Code.TOO_MANY
-        )
-    for index, rule in enumerate(rules):
-        for name in ("pattern", "replacement"):
-            text = getattr(rule, name)
-            if fault := directives.text_fault(text) or ("" if text else "Must not be empty"):
-                yield Problem(field=f"{field}.rewrite_rules.{index}.{name}", message=fault)
 
 
 def _target_problems(target: TargetAgents, around: Surroundings) -> Iterator[Problem]:

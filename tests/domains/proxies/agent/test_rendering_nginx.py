@@ -106,6 +106,15 @@ def test_a_redirect_of_a_whole_host_spares_the_challenge() -> None:
     assert server.count("return 301") == 2
 
 
+@pytest.mark.parametrize("modifier", ["", "^~ "])
+def test_a_host_that_answers_challenges_itself_does_so(modifier: str) -> None:
+    own = pb.Location(path=f"{modifier}/.well-known/acme-challenge/", root="/var/www/challenges")
+    said = text(pb.ConfigUpdate(virtual_hosts=[host(80, own)]), acme_responder="127.0.0.1:5002")
+    server = said.split("server_name a.test")[1].split("\nserver {")[0]
+    assert server.count("acme-challenge") == 1, "NGINX refuses a second location for one prefix"
+    assert "root /var/www/challenges;" in server
+
+
 @pytest.mark.parametrize(
     "update",
     [

@@ -86,7 +86,7 @@ def _server(context: Context, host: pb.VirtualHost) -> Iterator[Node]:
     # A redirect of the whole server would also catch the challenge, so each location gets it instead.
     everywhere = [one for one in own if challenged and _redirects(one)]
     yield from (one for one in own if one not in everywhere)
-    if challenged:
+    if challenged and not any(_takes_challenges(location) for location in host.locations):
         yield _challenge(context)
     for location in host.locations:
         yield _location(context, location, everywhere)
@@ -120,6 +120,12 @@ def _listen(context: Context, host: pb.VirtualHost, *, default: bool) -> Iterato
         yield directive("http3", "on")
     elif host.http3_enabled:
         context.note("http3_left_out", f"NGINX {binary.words} has no HTTP/3: {host.name[:80]}")
+
+
+def _takes_challenges(location: pb.Location) -> bool:
+    """A host that has this location proves its names in its own way; NGINX would not take it twice."""
+    found = _LOCATION.fullmatch(location.path)
+    return found is not None and found[2] == CHALLENGE_PATH and found[1] != "="
 
 
 def _challenge(context: Context) -> Node:

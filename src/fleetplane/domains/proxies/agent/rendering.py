@@ -30,8 +30,10 @@ WORKER_SHUTDOWN: Final = "60s"
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-_DENIED_VARIABLES: Final = re.compile(r"LD_.*|NGINX.*|OPENSSL_.*|PERL.*|LUA_.*|MALLOC_.*|GCONV_PATH")
-"""A program that NGINX starts, itself when it is replaced, would obey these."""
+_DENIED_VARIABLES: Final = re.compile(
+    r"LD_.*|NXMESH_.*|NGINX.*|OPENSSL_.*|PERL.*|LUA_.*|MALLOC_.*|GCONV_PATH"
+)
+"""A program that NGINX starts, itself when it is replaced, would obey these; NXMESH_ is the server's."""
 _RESPONDER: Final = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 
 _MAIN: Final = frozenset({
@@ -133,9 +135,14 @@ def _main(site: Site, settings: list[Directive], variables: Mapping[str, str]) -
     yield directive("pid", str(site.paths.pid))
     yield directive("error_log", str(site.paths.error_log), "notice")
     for name, value in sorted(variables.items()):
-        if not _VARIABLE.fullmatch(name) or _DENIED_VARIABLES.fullmatch(name):
+        if not may_be_set(name):
             raise Unrenderable(f"{name[:80]!r} cannot be set in NGINX's environment")
         yield directive("env", f"{name}={value}")
+
+
+def may_be_set(variable: str) -> bool:
+    """Whether users may set it in NGINX's environment."""
+    return _VARIABLE.fullmatch(variable) is not None and not _DENIED_VARIABLES.fullmatch(variable)
 
 
 def _events(settings: list[Directive]) -> Iterator[Node]:
