@@ -11,7 +11,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, cast
 
 import h2.config
 import h2.connection
@@ -183,8 +183,7 @@ class Serving(asyncio.Protocol):
         self._logs: dict[int, LogStream] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
         self._h2.initiate_connection()
         self._flush()
 

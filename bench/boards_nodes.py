@@ -63,6 +63,7 @@ class Board:
     node: Node = field(init=False)
     reports: int = 0
     channel: H2Channel | None = None
+    port: int = 0
     serving: ssl.SSLContext = field(init=False)
     """Complete once it is registered: before, it must say its port, and nobody calls."""
 
@@ -111,10 +112,10 @@ class Fleet:
             listening = await asyncio.get_running_loop().create_server(
                 lambda: Serving(board.node), board.address, 0, ssl=board.serving
             )
-            port = listening.sockets[0].getsockname()[1]
+            board.port = listening.sockets[0].getsockname()[1]
             number = f"{board.index:04x}"
             request = pb.NodeRegistration(
-                name=board.node.name, join_token=board.token, csr_pem=_csr(board.key), agent_port=port,
+                name=board.node.name, join_token=board.token, csr_pem=_csr(board.key), agent_port=board.port,
                 ip_address=board.address, mac_address=f"02:00:00:00:{number[:2]}:{number[2:]}",
                 serial_number=f"s{board.index}", architecture="arm64", model="Raspberry Pi 4 Model B",
                 cpu_cores=4, memory=4 << 30,
@@ -206,7 +207,7 @@ def _csr(key: ec.EllipticCurvePrivateKey) -> str:
     return request.public_bytes(serialization.Encoding.PEM).decode()
 
 
-async def _orders() -> AsyncIterator[dict[str, Any]]:
+async def orders() -> AsyncIterator[dict[str, Any]]:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
@@ -218,20 +219,20 @@ async def _orders() -> AsyncIterator[dict[str, Any]]:
 async def main(plan: Plan) -> None:
     fleet = Fleet(plan)
     took = await fleet.come()
-    _tell({"took": took, "numbers": [board.number for board in fleet.boards]})
+    tell({"took": took, "boards": [(board.number, board.address, board.port) for board in fleet.boards]})
     living = asyncio.create_task(fleet.live())
     try:
-        async for order in _orders():
+        async for order in orders():
             if living.done():
                 living.result()
-            _tell(await fleet.obey(order))
+            tell(await fleet.obey(order))
     finally:
         living.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await living
 
 
-def _tell(said: dict[str, Any]) -> None:
+def tell(said: dict[str, Any]) -> None:
     print(json.dumps(said), flush=True)
 
 
