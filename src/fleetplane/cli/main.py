@@ -26,6 +26,10 @@ class Verbs(LazyGroup):
             target="fleetplane.cli.instances:instances",
             help="Groups of machines: scale, watch, drain, freeze.",
         ),
+        "boards": Entry(
+            target="fleetplane.cli.boards:boards",
+            help="Raspberry-Pi-class boards: metrics, GPIO, commands, logs, provisioning.",
+        ),
         "edge": Entry(target="fleetplane.cli.edge:edge", help="Daemons behind NAT, and runs across them."),
         "tokens": Entry(
             target="fleetplane.cli.tokens:tokens",

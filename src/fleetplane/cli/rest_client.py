@@ -185,8 +185,12 @@ def _check(answer: httpx.Response) -> None:
     except (ValueError, KeyError, AttributeError, TypeError):
         told, message = {}, f"the server answered {answer.status_code}"
     kind = _BY_STATUS.get(answer.status_code, FleetplaneError)
-    cause = told.get("cause")
-    raise kind(message, details={"cause": str(cause)} if cause else None)
+    cause, hint = told.get("cause"), told.get("hint")
+    raise kind(
+        message,
+        details={"cause": str(cause)} if cause else None,
+        hint=hint if isinstance(hint, str) else None,
+    )
 
 
 def _trust(ca: Path) -> Any:
