@@ -17,9 +17,10 @@ from fleetplane.domains.edge.fleet import FleetRuns, NodesOf, Order
 from fleetplane.domains.edge.groups import EDGE_GROUP, Groups
 from fleetplane.domains.edge.kinds import EDGE_NODE, EdgeNode, NodeSpec, tenant_scope
 from fleetplane.domains.edge.policy import Mode, OnFailure, RunPolicy
+from fleetplane.domains.edge.run_driver import RELEASED_AT_ONCE
 from fleetplane.domains.edge.runs import EDGE_RUN, Run, RunState, Summary, outcome_of
 from fleetplane.kernel.clock import SystemClock
-from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Commands, State
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Command, Commands, State
 from fleetplane.kernel.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from fleetplane.kernel.store import Draft, Store, StoreSettings
 
@@ -318,3 +319,56 @@ async def test_a_run_goes_on_after_the_server_was_restarted(tmp_path: Path) -> N
         assert await rig.over(run) == (RunState.COMPLETE, Summary(ok=5, err=1)), "what was under way is lost"
     async with rig_in(tmp_path, courier) as rig:
         assert (await rig.over(run))[1] == Summary(ok=5, err=1)
+
+
+class Prompt(FakeCourier):
+    """Its targets answer as soon as they are asked."""
+
+    def __init__(self, outcome: State) -> None:
+        super().__init__()
+        self.here = set(MANY)
+        self.outcome = outcome
+        self.ledger: Commands | None = None
+        self.answering: list[asyncio.Task[bool]] = []
+
+    def deliver(self, target: str, command: Command) -> bool:
+        took = super().deliver(target, command)
+        assert took
+        assert self.ledger is not None
+        answer = self.ledger.ended(target, command.name, self.outcome)
+        self.answering.append(asyncio.create_task(answer))
+        return took
+
+
+MANY = [str(uuid.UUID(int=number)) for number in range(1, 6 * RELEASED_AT_ONCE)]
+
+
+@asynccontextmanager
+async def large_rig(folder: Path, outcome: State) -> AsyncIterator[Rig]:
+    courier = Prompt(outcome)
+    async with rig_in(folder, courier) as rig:
+        courier.ledger = rig.ledger
+        await rig.enrol(*MANY)
+        yield rig
+        await asyncio.gather(*courier.answering)
+
+
+async def test_a_failure_halts_a_large_run_while_most_still_wait_for_their_turn(tmp_path: Path) -> None:
+    async with large_rig(tmp_path, State.FAILED) as rig:
+        run = await rig.start(mode=Mode.PARALLEL, on_failure=OnFailure.FAIL_FAST)
+        state, summary = await rig.over(run)
+        assert state is RunState.HALTED
+        assert summary.ok == 0
+        assert summary.not_started >= RELEASED_AT_ONCE
+        assert len(rig.sent) == summary.err + summary.cancelled
+
+
+async def test_results_of_a_large_run_are_told_while_others_still_wait(tmp_path: Path) -> None:
+    async with large_rig(tmp_path, State.OK) as rig:
+        run = await rig.start(mode=Mode.PARALLEL, on_failure=OnFailure.CONTINUE)
+        feed = rig.runs.feed(run)
+        assert feed is not None
+        sent_by_then = [len(rig.sent) async for event in feed.after() if event and event.kind == "result"]
+        assert sent_by_then[0] <= 3 * RELEASED_AT_ONCE
+        assert len(sent_by_then) == len(MANY)
+        assert await rig.over(run) == (RunState.COMPLETE, Summary(ok=len(MANY)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 import structlog
@@ -28,6 +29,9 @@ RETURN_SECONDS = 20.0
 """How long a run that a restart interrupted waits for daemons to come back before it goes on."""
 LOOK_SECONDS = 0.25
 """How often it looks who has."""
+RELEASED_AT_ONCE = 256
+"""Targets let go before what came back is looked at: the first results are told, and a failure can halt the
+run, while thousands still wait for their turn."""
 FAILURES = frozenset({State.FAILED, State.TIMED_OUT, State.UNDELIVERABLE, State.EXPIRED})
 ACTOR = "system/edge"
 
@@ -121,7 +125,8 @@ class Driver:
         if halts(policy, progress):
             await self._halt(progress.failures)
         elif (number := may_start(policy, progress)) > 0:
-            await self._ground.ledger.release(self._command, list(self._held)[:number])
+            due = islice(self._held, min(number, RELEASED_AT_ONCE))
+            await self._ground.ledger.release(self._command, tuple(due))
         return False
 
     async def _halt(self, failures: int) -> None:
