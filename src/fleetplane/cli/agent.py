@@ -69,6 +69,10 @@ def _mode(name: str, variable: str, default: str) -> Callable[[F], F]:
 
 class Agents(LazyGroup):
     entries: ClassVar[Mapping[str, Entry]] = {
+        "board": Entry(
+            target="fleetplane.cli.agent_board:board",
+            help="Serve this board: its pins, metrics, logs and diagnostics.",
+        ),
         "edge": Entry(
             target="fleetplane.cli.agent_edge:edge",
             help="Serve this machine from behind NAT: run tools as its owner allows.",

@@ -1,0 +1,210 @@
+"""Registering: what this node says of itself, joining with a token, and coming again with a certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import grpc
+import grpc.aio
+import msgspec
+
+from fleetplane.domains.boards import join_token
+from fleetplane.domains.boards.agent import link
+from fleetplane.domains.boards.agent.identity_folder import IdentityFolder, Membership
+from fleetplane.domains.boards.agent.metrics import Board, Interface
+from fleetplane.gen.boards import boards_pb2 as pb
+from fleetplane.gen.boards import boards_pb2_grpc
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import AlreadyExists, FailedPrecondition, Unavailable
+
+APPROVAL_SECONDS: Final = 10.0
+"""Between two questions whether somebody has approved us."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Self:
+    """What this node says of itself. Blank where it does not know."""
+
+    name: str
+    ip_address: str = ""
+    mac_address: str = ""
+    architecture: str = ""
+    model: str = ""
+    serial_number: str = ""
+    cpu_cores: int = 0
+    memory_bytes: int = 0
+    os_version: str = ""
+    kernel_version: str = ""
+    boot_id: str = ""
+    agent_port: int = 0
+    agent_version: str = ""
+    capabilities: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def message(self, *, token: str = "", csr_pem: str = "", node_id: int = 0) -> pb.NodeRegistration:
+        return pb.NodeRegistration(
+            name=self.name, ip_address=self.ip_address, mac_address=self.mac_address,
+            architecture=self.architecture, model=self.model, serial_number=self.serial_number,
+            cpu_cores=self.cpu_cores, memory=self.memory_bytes, os_version=self.os_version,
+            kernel_version=self.kernel_version, boot_id=self.boot_id, agent_port=self.agent_port,
+            agent_version=self.agent_version, capabilities=self.capabilities, labels=self.labels,
+            join_token=token, csr_pem=csr_pem, node_id=str(node_id or ""),
+        )  # fmt: skip
+
+    def digest(self) -> str:
+        """Changes with anything that the server should hear of."""
+        return hashlib.sha256(self.message().SerializeToString(deterministic=True)).hexdigest()
+
+
+def describe(
+    board: Board, interfaces: tuple[Interface, ...], *, name: str, memory_bytes: int, towards: str
+) -> Self:
+    """From what was measured. `towards` is our address as the server sees the way to it."""
+    with_address = next((one for one in interfaces if towards in one.addresses), None)
+    first = next((one for one in interfaces if one.up and one.mac_address), None)
+    chosen = with_address or first
+    return Self(
+        name=name or board.hostname,
+        ip_address=towards,
+        mac_address=chosen.mac_address if chosen else "",
+        architecture=board.architecture,
+        model=board.model,
+        serial_number=board.serial_number,
+        cpu_cores=board.cpu_cores,
+        memory_bytes=memory_bytes,
+        os_version=board.os_version,
+        kernel_version=board.kernel_version,
+        boot_id=board.boot_id,
+    )
+
+
+class Joiner:
+    def __init__(self, folder: IdentityFolder, clock: Clock) -> None:
+        self._folder = folder
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<Joiner {self._folder}>"
+
+    async def join(
+        self,
+        token: str,
+        server: str,
+        me: Self,
+        *,
+        server_name: str = "",
+        replace_identity: bool = False,
+        wait_seconds: float = 0.0,
+        told: Callable[[str], None] = lambda _: None,
+    ) -> Membership:
+        """Become a member, or raise. Asking again with the same token and key is harmless."""
+        said = join_token.parse(token)
+        known = await asyncio.to_thread(self._folder.load_membership)
+        if known is not None and not replace_identity:
+            raise AlreadyExists(
+                f"this node is member {known.node_id} at {known.server}", hint="use --replace to join anew"
+            )
+        authority = await link.authority_behind(server, said.ca_fingerprint)
+        csr = await asyncio.to_thread(self._folder.csr_pem)
+        request = me.message(token=str(said), csr_pem=csr)
+        async with link.anonymous_channel(server, authority, server_name=server_name) as channel:
+            answer = await self._admitted(channel, request, wait_seconds, told)
+        membership = Membership(
+            server=link.canonical(server),
+            server_name=server_name,
+            node_id=answer.node_id,
+            name=answer.node.name or me.name,
+            heartbeat_seconds=max(1, answer.heartbeat_interval_seconds),
+        )
+        await asyncio.to_thread(self._keep, answer, membership)
+        return membership
+
+    async def _admitted(
+        self,
+        channel: grpc.aio.Channel,
+        request: pb.NodeRegistration,
+        wait_seconds: float,
+        told: Callable[[str], None],
+    ) -> pb.RegistrationResponse:
+        give_up = self._clock.monotonic() + wait_seconds
+        while True:
+            answer = await register(channel, request)
+            if answer.success:
+                return answer
+            if self._clock.monotonic() >= give_up:
+                raise FailedPrecondition(
+                    f"not admitted: {answer.message}",
+                    details={"cause": answer.reason},
+                    hint="have an operator approve this node, then join again with the same token",
+                )
+            told(answer.message)
+            await self._clock.sleep(APPROVAL_SECONDS)
+
+    def _keep(self, answer: pb.RegistrationResponse, membership: Membership) -> None:
+        self._folder.store_certificate(
+            answer.certificate_pem.encode(), answer.ca_certificate_pem.encode(), node_id=answer.node_id
+        )
+        self._folder.store_membership(membership)
+
+
+class Registrar:
+    """Registers a member again, when something about it has changed or its certificate grows old."""
+
+    def __init__(self, folder: IdentityFolder, clock: Clock) -> None:
+        self._folder = folder
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"<Registrar {self._folder}>"
+
+    async def renewal_due(self) -> bool:
+        identity = await asyncio.to_thread(self._folder.credentials)
+        return self._clock.now_ns() / 1e9 >= identity.life.renewal_at
+
+    async def update(
+        self, channel: grpc.aio.Channel, me: Self, membership: Membership, *, renew: bool
+    ) -> tuple[Membership, bool]:
+        """The membership as it is now, and whether certificate or trust changed: then connect anew."""
+        csr = await asyncio.to_thread(self._folder.csr_pem) if renew else ""
+        answer = await register(channel, me.message(csr_pem=csr, node_id=membership.node_id))
+        if not answer.success:
+            raise Unavailable(f"not registered: {answer.message}", details={"cause": answer.reason})
+        after = msgspec.structs.replace(
+            membership,
+            registered=me.digest(),
+            name=answer.node.name or membership.name,
+            heartbeat_seconds=max(1, answer.heartbeat_interval_seconds or membership.heartbeat_seconds),
+        )
+        changed = await asyncio.to_thread(self._keep, answer, after)
+        return after, changed
+
+    def _keep(self, answer: pb.RegistrationResponse, membership: Membership) -> bool:
+        authority = answer.ca_certificate_pem.encode()
+        if answer.certificate_pem:
+            self._folder.store_certificate(
+                answer.certificate_pem.encode(), authority, node_id=membership.node_id
+            )
+            changed = True
+        else:
+            changed = self._folder.store_authority(authority)
+        self._folder.store_membership(membership)
+        return changed
+
+
+async def register(channel: grpc.aio.Channel, request: pb.NodeRegistration) -> pb.RegistrationResponse:
+    try:
+        answer: pb.RegistrationResponse = await boards_pb2_grpc.ControlPlaneStub(channel).RegisterNode(
+            request, timeout=link.CALL_SECONDS
+        )
+    except grpc.aio.AioRpcError as error:
+        raise link.explained(error) from error
+    return answer
+
+
+def without_hardware(me: Self, *, serial_number: str) -> Self:
+    """For a simulated node: several on one machine must not be taken for one."""
+    return replace(me, mac_address="", serial_number=serial_number, model="simulated")

@@ -1,0 +1,215 @@
+"""Keeping the server informed, and the identity fresh. Without the server everything else goes on.
+
+Two things run side by side: one writes a report at every heartbeat, whether or not anyone takes it; the
+other registers when something has changed, renews the certificate when a third of its life is left, and
+delivers reports in order. When nothing was heard from the server for long enough, pins that are configured
+for that are made safe, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import grpc
+import grpc.aio
+import structlog
+
+from fleetplane.domains.boards.agent import link, wire_messages, wire_metrics
+from fleetplane.domains.boards.agent.health import Status
+from fleetplane.domains.boards.agent.identity_folder import Credentials, IdentityFolder, Membership
+from fleetplane.domains.boards.agent.node_state import NodeState
+from fleetplane.domains.boards.agent.outbox import Outbox
+from fleetplane.domains.boards.agent.registration import Registrar, Self
+from fleetplane.gen.boards import boards_pb2 as pb
+from fleetplane.gen.boards import boards_pb2_grpc
+from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
+from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.errors import FleetplaneError
+
+RETRY: Final = Backoff(first_seconds=1.0, ceiling_seconds=60.0)
+REFUSED_RETRY: Final = Backoff(first_seconds=30.0, ceiling_seconds=600.0)
+"""After an answer that will hardly be another next time: someone has to do something first."""
+GOODBYE_SECONDS: Final = 2.0
+
+
+def seconds_since_boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(slots=True, kw_only=True)
+class Reporter:
+    node: NodeState
+    folder: IdentityFolder
+    membership: Membership
+    describe: Callable[[], Awaitable[Self]]
+    """What the node would say of itself now."""
+    identity_changed: Callable[[], Awaitable[None]]
+    """There is a new certificate on disk, or another authority."""
+    log: structlog.typing.FilteringBoundLogger
+    loss_after_seconds: float
+    since_boot: Callable[[], float] = seconds_since_boot
+    retry: Backoff = RETRY
+    refused_retry: Backoff = REFUSED_RETRY
+    outbox: Outbox = field(default_factory=Outbox)
+    _sequence: int = 0
+    _heard_at: float = field(init=False)
+    _lost: bool = False
+
+    def __post_init__(self) -> None:
+        self._heard_at = self.node.clock.monotonic()
+
+    async def run(self) -> None:
+        """Until cancelled; then the server is told that we go."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._write(), name="boards/reports")
+                tasks.create_task(self._watch(), name="boards/contact")
+                tasks.create_task(self._deliver(), name="boards/delivery")
+        finally:
+            await self._say_goodbye()
+
+    # Writing.
+
+    async def _write(self) -> None:
+        await self.node.sampler.first()
+        while True:
+            self.outbox.add(self.report())
+            await self.node.clock.sleep(self.membership.heartbeat_seconds)
+
+    def report(self, status: pi.NodeStatus | None = None) -> pb.HealthReport:
+        node, now_ns = self.node, self.node.clock.now_ns()
+        health, snapshot = node.health(), node.sampler.latest
+        if status is None:
+            status = pi.NODE_STATUS_NOT_READY if health.status is Status.FAILED else pi.NODE_STATUS_READY
+        report = pb.HealthReport(
+            name=self.membership.name,
+            status_text=health.status,
+            source="agent",
+            status=status,
+            timestamp=wire_metrics.moment(now_ns),
+            version=node.version,
+            uptime=wire_messages.uptime(node.uptime_seconds),
+            checks=wire_messages.health_checks(health, now_ns=now_ns),
+            sequence=self._next_sequence(),
+        )
+        if snapshot is not None:
+            report.metrics.CopyFrom(wire_metrics.flat(snapshot, detail=True))
+            report.boot_id = snapshot.board.boot_id
+            report.os_version = snapshot.board.os_version
+            report.kernel_version = snapshot.board.kernel_version
+        return report
+
+    def _next_sequence(self) -> int:
+        """Grows while the machine is up, over restarts of the agent too: it follows the time since boot."""
+        self._sequence = max(self._sequence + 1, int(self.since_boot() * 1000))
+        return self._sequence
+
+    # Watching over the contact.
+
+    async def _watch(self) -> None:
+        while True:
+            silent = self.node.clock.monotonic() - self._heard_at
+            if silent < self.loss_after_seconds:
+                await self.node.clock.sleep(self.loss_after_seconds - silent)
+                continue
+            if not self._lost:
+                self._lost = True
+                self.log.warning("server.lost", seconds=round(silent), waiting=len(self.outbox))
+                with contextlib.suppress(FleetplaneError):  # what failed of it is in the audit log
+                    await self.node.pins.control_lost()
+            await self.node.clock.sleep(min(1.0, self.loss_after_seconds))
+
+    def _heard(self) -> None:
+        self._heard_at = self.node.clock.monotonic()
+        if self._lost:
+            self._lost = False
+            self.log.info("server.found", waiting=len(self.outbox))
+
+    # Delivering.
+
+    async def _deliver(self) -> None:
+        failures = 0
+        while True:
+            heard_before = self._heard_at
+            try:
+                await self._connected()
+                failures = 0
+                continue  # with the new identity
+            except link.Refused as error:
+                backoff = self.refused_retry
+                self.log.error("server.refuses", error=error.message)
+            except FleetplaneError as error:
+                backoff = self.retry
+                self.log.warning("server.out_of_reach", error=error.message, waiting=len(self.outbox))
+            failures = 0 if self._heard_at != heard_before else failures + 1
+            jitter = self.node.clock.random()
+            await self.node.clock.sleep(backoff.delay_seconds(max(0, failures - 1), jitter=jitter))
+
+    async def _connected(self) -> None:
+        """Deliver over one connection; returns when another identity asks for another one."""
+        identity = await asyncio.to_thread(self.folder.credentials)
+        if self._now() >= identity.life.ends:
+            await self._come_back(identity)
+            return
+        async with self._channel(identity) as channel:
+            stub = boards_pb2_grpc.ControlPlaneStub(channel)
+            while True:
+                if await self._register_if_due(channel, identity):
+                    return
+                report = await self.outbox.oldest()
+                try:
+                    await stub.ReportHealth(report, timeout=link.CALL_SECONDS)
+                except grpc.aio.AioRpcError as error:
+                    if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                        self.log.error("report.refused", error=error.details())
+                        self.outbox.delivered(report)  # it would hold up all that follow
+                    raise link.explained(error) from error
+                self.outbox.delivered(report)
+                self._heard()
+
+    async def _register_if_due(self, channel: grpc.aio.Channel, identity: Credentials) -> bool:
+        """Whether that brought a new identity."""
+        me = await self.describe()
+        renew = self._now() >= identity.life.renewal_at
+        if me.digest() == self.membership.registered and not renew:
+            return False
+        return await self._register(channel, me, renew=renew)
+
+    async def _register(self, channel: grpc.aio.Channel, me: Self, *, renew: bool) -> bool:
+        registrar = Registrar(self.folder, self.node.clock)
+        self.membership, changed = await registrar.update(channel, me, self.membership, renew=renew)
+        self._heard()
+        self.log.info("server.registered", node=self.membership.node_id, renewed=renew)
+        if changed:
+            await self.identity_changed()
+        return changed
+
+    async def _come_back(self, identity: Credentials) -> None:
+        """Our certificate ran out while we were away: our key is known still, but someone has to approve."""
+        self.log.warning("certificate.expired", server=self.membership.server)
+        channel = link.anonymous_channel(
+            self.membership.server, identity.authority_pem, server_name=self.membership.server_name
+        )
+        async with channel:
+            await self._register(channel, await self.describe(), renew=True)
+
+    async def _say_goodbye(self) -> None:
+        with contextlib.suppress(FleetplaneError, grpc.aio.AioRpcError, TimeoutError):
+            async with asyncio.timeout(GOODBYE_SECONDS):
+                identity = await asyncio.to_thread(self.folder.credentials)
+                async with self._channel(identity) as channel:
+                    goodbye = self.report(pi.NODE_STATUS_MAINTENANCE)
+                    await boards_pb2_grpc.ControlPlaneStub(channel).ReportHealth(
+                        goodbye, timeout=GOODBYE_SECONDS
+                    )
+
+    def _channel(self, identity: Credentials) -> grpc.aio.Channel:
+        return link.own_channel(self.membership.server, identity, server_name=self.membership.server_name)
+
+    def _now(self) -> float:
+        return self.node.clock.now_ns() / 1e9
