@@ -73,6 +73,7 @@ case ${1:-} in
         need_quiet nginx nginx  # the proxy agent is tested on a real one
         need pebble pebble      # certificates are tested with a real authority
         need_quiet sshd openssh-server  # boards are provisioned over a real one
+        need chromium chromium  # the live page is tested in a real browser
         ;;
     run) need_quiet nginx nginx ;;  # `make run` shows two of them
     bench) need h2load nghttp2-client; need taskset util-linux ;;

@@ -75,6 +75,10 @@ class Verbs(LazyGroup):
             target="fleetplane.cli.instances_admin:nonce",
             help="A nonce with which an operator registers, once.",
         ),
+        "open": Entry(
+            target="fleetplane.cli.instances_open:open_page",
+            help="A link to the page that shows it all live.",
+        ),
         "operator-identity": Entry(
             target="fleetplane.cli.instances_admin:operator_identity",
             help="A key and certificate for an operator, in a folder.",

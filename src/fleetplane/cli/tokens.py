@@ -37,7 +37,7 @@ def _owner(data_dir: Path) -> OperatorsClient:
 @click.argument("name")
 @click.option(
     "--role", "roles", multiple=True, required=True, metavar="ROLE",
-    help="What it may do, such as edge.admin, aegis.edge.hosts.read or boards.viewer; can be given often.",
+    help="What it may do, such as edge.admin, boards.viewer or instances.viewer; can be given often.",
 )  # fmt: skip
 @click.option("--tenant", default="", help="The only tenant it acts for; all when absent.")
 @click.option("--expires", type=DURATION, help="How long it lasts, such as 720h; until revoked when absent.")

@@ -1,0 +1,76 @@
+"""`fleetplane instances open` and tokens for viewers, on a real server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from cli_runner import execute
+from instances_lab import CONFIG_PATH, document
+from server_process import ServerProcess, running_server
+
+from fleetplane.cli.instances_open import link
+
+TENANT = "acme"
+
+
+def groups(server: ServerProcess, token: str, **headers: str) -> httpx.Response:
+    given = {"authorization": f"Bearer {token}", **headers}
+    return httpx.get(f"{server.web}/v1/instances/groups", headers=given, trust_env=False)
+
+
+def test_the_owner_gets_a_link_that_only_looks_and_others_get_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "objects" / CONFIG_PATH
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(document(0)))
+    here = ("--data-dir", str(tmp_path))
+    with running_server(tmp_path, "--only", "instances") as server:
+        opened = execute("instances", "open", *here, "--tenant", TENANT)
+        assert opened.code == 0, opened.err
+        where = urlsplit(opened.out.strip())
+        assert (f"{where.scheme}://{where.netloc}", where.path, where.query) == (
+            server.web, "/ui/instances", "",
+        )  # fmt: skip
+        (token,) = parse_qs(where.fragment)["token"]
+        shown = groups(server, token)
+        assert [group["name"] for group in shown.json()["items"]] == ["workers"]
+        assert groups(server, token, **{"x-tenant-id": "umbrella"}).status_code == 403
+        page = httpx.get(opened.out.strip().partition("#")[0], trust_env=False)
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        index = httpx.get(f"{server.web}/ui/", trust_env=False).text
+        assert 'href="/ui/instances"' in index
+        assert "/docs" not in index  # which this server does not have
+
+        made = execute("tokens", "create", "screen", "--role", "instances.viewer", *here)
+        assert made.code == 0, made.err
+        kept = groups(server, made.out.strip(), **{"x-tenant-id": TENANT})
+        assert kept.json() == shown.json()
+        assert execute("tokens", "revoke", "screen", *here).code == 0
+        assert groups(server, made.out.strip()).status_code == 401
+
+        refused = execute("instances", "open", *here, "--for", "13h")
+        assert refused.code != 0
+        assert "session" in refused.err
+
+
+def test_a_server_of_gpus_alone_has_no_tokens_and_no_page(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--only", "gpus") as server:
+        assert "admin" not in server.listeners
+        assert httpx.get(f"{server.web}/ui/instances", trust_env=False).status_code == 404
+        assert 'href="/metrics"' in httpx.get(f"{server.web}/ui/", trust_env=False).text
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
+        ("https://0.0.0.0:8443", "https://localhost:8443"),
+        ("https://[::]:8443", "https://localhost:8443"),
+        ("https://[::1]:8443", "https://[::1]:8443"),
+    ],
+)
+def test_the_link_leads_to_where_a_browser_can_go(address: str, place: str) -> None:
+    assert link(address, "a.b_c") == f"{place}/ui/instances#token=a.b_c"
