@@ -21,13 +21,13 @@ from google.protobuf.message import Message
 from fleetplane.domains.boards import credentials
 from fleetplane.domains.boards.access import VIEWER
 from fleetplane.domains.boards.kinds import Board, number_of
-from fleetplane.domains.boards.node_faults import BoardAway, translated
+from fleetplane.domains.boards.node_faults import AWAY, BoardAway, translated
 from fleetplane.domains.boards.registry import Boards, status_of
 from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.gen.pi_agent import pi_agent_pb2_grpc
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import PermissionDenied, ResourceExhausted, Unavailable
+from fleetplane.kernel.errors import FleetplaneError, PermissionDenied, ResourceExhausted, Unavailable
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.revocation import Revocations
 
@@ -77,6 +77,16 @@ class Asked:
         actor = self.actor[:ACTOR_LIMIT].encode("ascii", "backslashreplace").decode()
         printable = "".join(character if character.isprintable() else "?" for character in actor)
         return [(ACTOR_FIELD, printable), (ROLE_FIELD, str(self.role))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkStatistics:
+    channels: int
+    calls: int
+    """Under way, streams among them."""
+    made: int
+    lost: int
+    """Calls that found nobody, or no answer in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,12 +152,18 @@ class NodeLinks:
         self._identity: tuple[int, float, grpc.ChannelCredentials] | None = None
         """Generation, when to make another, credentials."""
         self._generation = 0
+        self._made = self._lost = 0
         self._closing: set[asyncio.Task[None]] = set()
         authority.subscribe(self._forget_identity)
 
     def __repr__(self) -> str:
         calls = sum(link.calls for link in self._links.values())
         return f"<NodeLinks {len(self._links)}/{self._limit} calls={calls}>"
+
+    def statistics(self) -> LinkStatistics:
+        links = (*self._links.values(), *self._discarded)
+        calls = sum(link.calls for link in links)
+        return LinkStatistics(channels=len(links), calls=calls, made=self._made, lost=self._lost)
 
     # Calling.
 
@@ -168,7 +184,7 @@ class NodeLinks:
             try:
                 said = await method(link)(request, timeout=seconds, metadata=metadata)
             except grpc.aio.AioRpcError as error:
-                raise translated(error, board=board) from error
+                raise self._failed(error, board) from error
         assert isinstance(said, answer)
         return said
 
@@ -183,9 +199,14 @@ class NodeLinks:
                     assert isinstance(said, answer)
                     yield said
             except grpc.aio.AioRpcError as error:
-                raise translated(error, board=board) from error
+                raise self._failed(error, board) from error
             finally:
                 call.cancel()
+
+    def _failed(self, error: grpc.aio.AioRpcError, board: int) -> FleetplaneError:
+        meaning = translated(error, board=board)
+        self._lost += isinstance(meaning, AWAY)
+        return meaning
 
     # Links.
 
@@ -219,6 +240,7 @@ class NodeLinks:
         if link.calls >= IN_FLIGHT_LIMIT:
             raise ResourceExhausted(f"board {link.board} has {link.calls} calls under way, the most it may")
         link.calls += 1
+        self._made += 1
         try:
             yield link
         finally:
