@@ -347,10 +347,12 @@ class ShippedDaemon:
             child.kill()
             await child.wait()
             outputs.cancel()
+            child._transport.close()  # type: ignore[attr-defined]
             return wire.error("timeout", f"cmd.run '{command}' exceeded {seconds}s deadline")
         except asyncio.CancelledError:
             child.kill()  # the whole stand-in ends, and leaves nothing behind
             outputs.cancel()
+            child._transport.close()  # type: ignore[attr-defined]
             raise
         stdout, stderr = await outputs
         return wire.result(
