@@ -27,7 +27,7 @@ from fleetplane.domains.boards.rules import Facts
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_agent import pi_agent_pb2 as pi_agent
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
-from fleetplane.kernel.errors import SettingsError
+from fleetplane.kernel.errors import SettingsError, Unimplemented
 from fleetplane.rpc import CallContext
 
 CODE = grpc.StatusCode
@@ -500,24 +500,25 @@ async def test_reflection_describes_the_service_without_a_package(rig: BoardsRig
     assert any(b"boards/boards.proto" in one for one in files)
 
 
-async def test_methods_of_parts_that_are_not_there_are_unimplemented(rig: BoardsRig) -> None:
-    admin = await operator(rig)
+async def test_every_method_of_the_original_service_is_offered(rig: BoardsRig) -> None:
+    servicers = [one.servicer for one in rig.domain.services if one.descriptor.name == "PiControllerService"]
 
-    assert await refused(admin.GetCAInfo(pi.GetCAInfoRequest())) is CODE.UNIMPLEMENTED
+    assert [servicer.missing for servicer in servicers] == [[], []]
 
 
-async def test_parts_add_methods_and_may_not_quarrel_over_them(tmp_path: Path) -> None:
+async def test_a_method_that_no_part_has_is_unimplemented_and_two_may_not_quarrel_over_one() -> None:
     class Pins:
         async def GetGPIODevice(
             self, request: pi.GetGPIODeviceRequest, _context: CallContext
         ) -> pi.GPIODevice:
             return pi.GPIODevice(id=request.id, name="lamp")
 
-    async with boards_rig(tmp_path, parts=lambda _core: [Pins()]) as rig:
-        admin = await operator(rig)
-        device = await admin.GetGPIODevice(pi.GetGPIODeviceRequest(id=4))
+    service: Any = PiControllerService([Pins()])
 
-    assert device.name == "lamp"
+    with pytest.raises(Unimplemented, match="GetCAInfo"):
+        await service.GetCAInfo(pi.GetCAInfoRequest(), None)
+    assert "GetCAInfo" in service.missing
+    assert "GetGPIODevice" not in service.missing
     with pytest.raises(SettingsError, match="GetGPIODevice"):
         PiControllerService([Pins(), Pins()])
 

@@ -67,6 +67,10 @@ class CertificateRequests:
     def require(self, number: int) -> CertificateRequest:
         return _present(self._store.get(CERTIFICATE_REQUEST, SCOPE, str(number)), number)
 
+    async def up_to_date(self) -> None:
+        """Wait for what is being written, so that what is read next includes it."""
+        await self._store.settled(CERTIFICATE_REQUEST)
+
     async def create(self, spec: RequestSpec, *, actor: str) -> CertificateRequest:
         """Written down for somebody to decide; refuses what could never be issued."""
         credentials.proven_key(spec.csr_pem)

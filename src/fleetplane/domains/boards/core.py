@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fleetplane import __version__
 from fleetplane.domains.blueprint import Kernel
 from fleetplane.domains.boards.approvals import Approvals
+from fleetplane.domains.boards.ca_rules import DOMAINS
 from fleetplane.domains.boards.callers import Callers
 from fleetplane.domains.boards.certificates import Certificates
 from fleetplane.domains.boards.clusters import Clusters
@@ -30,6 +31,10 @@ class BoardOptions:
     """Serve agents that know no TLS, on a listener of their own."""
     controller_id: str = ""
     """How this server is called among others; empty for the machine's name."""
+    unprotected_pins: frozenset[int] = frozenset()
+    """Pins that are protected on every board, and may be used all the same."""
+    certificate_domains: tuple[str, ...] = DOMAINS
+    """Under which servers' names may be certified."""
     version: str = __version__
 
     @property

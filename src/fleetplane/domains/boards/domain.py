@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.registry import Collector
 
 from fleetplane.domains.blueprint import Blueprint, Kernel, Service
-from fleetplane.domains.boards import access, provisioning_side, rest_side
+from fleetplane.domains.boards import access, node_side, provisioning_side, rest_side
 from fleetplane.domains.boards.access import CONTROL_PLANE, LISTENER, PI_CONTROLLER, PLAIN_LISTENER
 from fleetplane.domains.boards.cluster_service import ClusterMethods
 from fleetplane.domains.boards.control_service import ControlService
@@ -17,6 +17,7 @@ from fleetplane.domains.boards.core import BoardCore, BoardOptions
 from fleetplane.domains.boards.credentials import Doorkeeper, plain
 from fleetplane.domains.boards.kinds import KINDS
 from fleetplane.domains.boards.node_service import NodeMethods
+from fleetplane.domains.boards.node_side import NodeSide
 from fleetplane.domains.boards.ports import Discard, MetricsIntake, Provisioner
 from fleetplane.domains.boards.provisioning_side import ProvisioningSide
 from fleetplane.domains.boards.records import BoardRecords
@@ -31,15 +32,12 @@ from fleetplane.web.ops import Mount
 
 BLUEPRINT = Blueprint(
     name="boards",
-    kinds=(*KINDS, *provisioning_side.KINDS, *rest_side.KINDS),
+    kinds=(*KINDS, *node_side.KINDS, *provisioning_side.KINDS, *rest_side.KINDS),
     methods=access.METHODS,
     grants=access.GRANTS,
     operator_roles=access.OPERATOR_ROLES,
     keeps_telemetry=True,
 )
-
-Parts = Callable[[BoardCore], Iterable[object]]
-"""More parts of the original controller's service, made from what all parts share."""
 
 
 class BoardDomain:
@@ -49,17 +47,15 @@ class BoardDomain:
         options: BoardOptions,
         *,
         provisioner: Provisioner | None = None,
-        parts: Parts | None = None,
     ) -> None:
         self.core = core = BoardCore(kernel, options)
+        self.nodes = NodeSide(core)
         self.provisioning = ProvisioningSide(core)
         self.rest = RestSide(core, self.provisioning)
         provisioner = provisioner or self.provisioning.engine
         intake: MetricsIntake = Discard() if kernel.telemetry is None else BoardRecords(kernel.telemetry)
         control = self._control(provisioner, intake)
-        original = PiControllerService(
-            [*self._parts(provisioner, intake), *(parts(core) if parts is not None else ())]
-        )
+        original = PiControllerService([*self._parts(provisioner, intake), *self.nodes.methods()])
         doorkeeper = Doorkeeper(
             authority=kernel.authority,
             revocations=kernel.revocations,
@@ -84,6 +80,7 @@ class BoardDomain:
         self.collectors: Sequence[Collector] = (
             SessionCollector(core.sessions, domain=BLUEPRINT.name),
             ReconcileCollector(lambda: (core.controller.reconciler,)),
+            *self.nodes.collectors,
             *self.rest.collectors,
         )
         self.notices: Sequence[str] = ()
@@ -150,6 +147,7 @@ class BoardDomain:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.core.controller.run(), name="boards/controller")
+            tasks.create_task(self.nodes.run(), name="boards/nodes")
             tasks.create_task(self.provisioning.run(), name="boards/provisioning")
             tasks.create_task(self.rest.run(), name="boards/rest")
 

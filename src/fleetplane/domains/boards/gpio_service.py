@@ -29,10 +29,9 @@ KEEP_SECONDS: Final = 1.0
 
 
 class GpioMethods:
-    def __init__(self, *, devices: Devices, driver: Driver, controller: GpioController, clock: Clock) -> None:
+    def __init__(self, *, devices: Devices, driver: Driver, clock: Clock) -> None:
         self._devices = devices
         self._driver = driver
-        self._controller = controller
         self._clock = clock
         self._streams: Counter[int] = Counter()
 
