@@ -56,14 +56,18 @@ def board() -> None:
     "--wait",
     "wait_seconds",
     type=DURATION,
-    default="0s",
-    show_default=True,
-    help="For approval.",
+    help="For an operator's approval, this long; not at all when absent.",
 )
 @_state_dir
 @_self
 def join(
-    *, token: str, server: str, server_name: str, replace_identity: bool, wait_seconds: float, **options: Any
+    *,
+    token: str,
+    server: str,
+    server_name: str,
+    replace_identity: bool,
+    wait_seconds: float | None,
+    **options: Any,
 ) -> None:
     """Become a member of a server's fleet with TOKEN (- reads it from stdin).
 
@@ -79,7 +83,7 @@ def join(
     membership = asyncio.run(
         join_board(
             BoardAgentSettings(**options), given.strip(), server, server_name=server_name,
-            replace_identity=replace_identity, wait_seconds=wait_seconds,
+            replace_identity=replace_identity, wait_seconds=wait_seconds or 0.0,
             told=lambda words: click.echo(words, err=True),
         )
     )  # fmt: skip
