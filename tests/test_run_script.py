@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fleetplane.settings import PREFIX, known_keys
 
@@ -74,6 +75,12 @@ def registered(data: Path) -> list[str]:
     return [entry["instance_id"] for entry in json.loads(listed.stdout) if entry["state"] == "registered"]
 
 
+def daemons(data: Path) -> list[dict[str, Any]]:
+    """Edge daemons that are connected."""
+    listed = fleetplane(data, "edge", "ls", "--connected", "-o", "json")
+    return json.loads(listed.stdout) if listed.returncode == 0 else []
+
+
 def test_a_local_group_comes_up_scales_ends_with_the_server_and_comes_up_again(tmp_path: Path) -> None:
     data, log = tmp_path / "data", tmp_path / "run.log"
     with running(data, log) as script:
@@ -85,6 +92,11 @@ def test_a_local_group_comes_up_scales_ends_with_the_server_and_comes_up_again(t
         assert scaled.returncode == 0, scaled.stderr
         assert len(processes_of(data)) >= 5, "script, server and three agents"
         before = set(registered(data))
+        until(lambda: bool(daemons(data)), "the edge daemon connects", log, script)
+        (daemon,) = daemons(data)
+        call = ("--arg", "command=echo", "--arg", 'args=["from the edge"]')
+        said = fleetplane(data, "edge", "run", "--target", "@here", *call)
+        assert (said.returncode, "from the edge" in said.stdout) == (0, True), said.stderr
 
         os.killpg(script.pid, signal.SIGINT)  # as a terminal does it
         assert script.wait(WAIT_SECONDS) == 0
@@ -93,6 +105,8 @@ def test_a_local_group_comes_up_scales_ends_with_the_server_and_comes_up_again(t
 
     with running(data, log) as script:
         until(lambda: bool(set(registered(data)) - before), "lost instances are replaced", log, script)
+        until(lambda: bool(daemons(data)), "the edge daemon is back", log, script)
+        assert [one["node_id"] for one in daemons(data)] == [daemon["node_id"]], "as the same node"
         script.send_signal(signal.SIGTERM)
         assert script.wait(WAIT_SECONDS) == 0
         assert processes_of(data) == []

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Start the server with something to see in it, and stop everything together: four simulated GPUs, a group
-# of two instances that are real agents on this computer, and two real NGINX that serve one virtual host.
+# of two instances that are real agents on this computer, two real NGINX that serve one virtual host, and an
+# edge daemon that runs commands on this computer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$1
@@ -22,12 +23,13 @@ fi
 setsid "$bin/fleetplane" server --data-dir "$data" --ready-file "$ready" --set instances.advertise=listeners \
     --set "proxies.admin_password_file=$password" &
 server=$!
-gpus= proxies=
+gpus= proxies= daemon=
 status=0
 stop() {
     trap - EXIT
     trap '' INT TERM
     [ -z "$gpus" ] || kill "$gpus" 2>/dev/null || true
+    if [ -n "$daemon" ]; then kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null || true; fi
     if [ -n "$proxies" ]; then kill "$proxies" 2>/dev/null && wait "$proxies" 2>/dev/null || true; fi
     if kill "$server" 2>/dev/null; then echo "Stopping; instances end with the server." >&2; fi
     wait "$server" 2>/dev/null || true
@@ -50,6 +52,15 @@ setsid "$bin/fleetplane" agent gpu --simulate 4 --address "$address" &
 gpus=$!
 setsid "$bin/python" tools/demo_proxies.py "$ready" "$password" "$data/proxies" &
 proxies=$!
+# Enrolled anew at each start, as the same node: the server may listen elsewhere than the last time.
+export FLEETPLANE_EDGE_AGENT_STATE_DIR=$data/edge FLEETPLANE_EDGE_AGENT_USER_CONFIG=$data/edge/user.yaml
+if "$bin/fleetplane" edge token --name here --data-dir "$data" 2>/dev/null |
+    "$bin/fleetplane" agent edge enroll --force - >/dev/null; then
+    setsid "$bin/fleetplane" agent edge run --log-level warning &
+    daemon=$!
+else
+    echo "run: no edge daemon: it could not be enrolled" >&2
+fi
 where=
 [ "$data" = ./fleetplane-data ] || where=" --data-dir $data"
 cat <<TXT
@@ -65,6 +76,10 @@ Four simulated GPUs report to it too; now and then one of them fails:
   .venv/bin/fleetplane gpus conditions --address $address
 Two NGINX serve one virtual host, demo.localhost; where is told below as soon as they do. The API and its page:
   admin@fleetplane.local, with the password in $password
+An edge daemon takes commands for this computer, as its configuration in $data/edge allows:
+  .venv/bin/fleetplane edge ls$where
+  .venv/bin/fleetplane edge run --target all$where -- uname -a
+  .venv/bin/fleetplane edge runs$where
 And all of it stands in the audit log:
   .venv/bin/fleetplane audit verify --data-dir $data
 Ctrl-C ends everything, the instances included.
