@@ -19,6 +19,7 @@ from fleetplane.domains.boards.kinds import KINDS
 from fleetplane.domains.boards.node_service import NodeMethods
 from fleetplane.domains.boards.node_side import NodeSide
 from fleetplane.domains.boards.ports import Discard, MetricsIntake, Provisioner
+from fleetplane.domains.boards.provisioning.preflight import Places
 from fleetplane.domains.boards.provisioning_side import ProvisioningSide
 from fleetplane.domains.boards.records import BoardRecords
 from fleetplane.domains.boards.rest_side import RestSide
@@ -47,10 +48,11 @@ class BoardDomain:
         options: BoardOptions,
         *,
         provisioner: Provisioner | None = None,
+        places: Places | None = None,
     ) -> None:
         self.core = core = BoardCore(kernel, options)
         self.nodes = NodeSide(core)
-        self.provisioning = ProvisioningSide(core)
+        self.provisioning = ProvisioningSide(core, places=places)
         self.rest = RestSide(core, self.provisioning)
         provisioner = provisioner or self.provisioning.engine
         intake: MetricsIntake = Discard() if kernel.telemetry is None else BoardRecords(kernel.telemetry)

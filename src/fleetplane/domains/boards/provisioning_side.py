@@ -6,13 +6,15 @@ from fleetplane.domains.boards.core import BoardCore
 from fleetplane.domains.boards.provisioning.credentials import Credentials
 from fleetplane.domains.boards.provisioning.engine import Engine, Parts
 from fleetplane.domains.boards.provisioning.operations import OPERATION, Operations
+from fleetplane.domains.boards.provisioning.preflight import Places
 from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
 
 KINDS = (OPERATION,)
 
 
 class ProvisioningSide:
-    def __init__(self, core: BoardCore) -> None:
+    def __init__(self, core: BoardCore, *, places: Places | None = None) -> None:
+        """`places` is where things lie on boards; for tests, whose boards lie elsewhere."""
         kernel = core.kernel
         self.operations = Operations(kernel.store)
         self.credentials = Credentials(kernel.store, kernel.master)
@@ -21,6 +23,7 @@ class ProvisioningSide:
             Parts(
                 boards=core.boards, clusters=core.clusters, operations=self.operations,
                 credentials=self.credentials, secrets=self.secrets, clock=kernel.clock,
+                places=places or Places(),
             )
         )  # fmt: skip
 
