@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 from boards_rig import BoardsRig, boards_rig
+from boards_web import BoardsWeb, boards_web
 
 
 @pytest.fixture
 async def rig(tmp_path: Path) -> AsyncIterator[BoardsRig]:
     async with boards_rig(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def web(rig: BoardsRig) -> AsyncIterator[BoardsWeb]:
+    async with boards_web(rig) as made:
         yield made
