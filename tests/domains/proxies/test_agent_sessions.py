@@ -8,7 +8,9 @@ import grpc
 import pytest
 from agents_rig import BOSS, QUICK, FakeAgent, Rig, agents_rig, until
 
+from fleetplane.domains.proxies.alerts import ALERT
 from fleetplane.domains.proxies.controller import AgentPolicy
+from fleetplane.domains.proxies.kinds import AGENT, AGENT_TOKEN, AgentTokenSpec
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.store import Draft
 
@@ -54,8 +56,6 @@ async def test_an_unknown_token_is_refused(rig: Rig) -> None:
 
 
 async def expire(rig: Rig, agent_id: str) -> None:
-    from fleetplane.domains.proxies.kinds import AGENT_TOKEN, AgentTokenSpec
-
     def change(draft: Draft) -> None:
         token = draft.get(AGENT_TOKEN, rig.scope, agent_id)
         assert token is not None
@@ -124,6 +124,8 @@ async def test_an_agent_cannot_register_as_another(rig: Rig) -> None:
     answer = await agent.open(agent_id=other.agent_id)
     assert not answer.success
     assert await agent.ended() is grpc.StatusCode.UNAUTHENTICATED
+    tokens = [rig.store.get(AGENT_TOKEN, found.scope, found.name) for found in rig.store.list(AGENT)]
+    assert [token.status for token in tokens if token is not None] == [None, None], "nothing is half done"
 
 
 async def test_a_later_message_in_another_name_ends_the_stream(rig: Rig) -> None:
@@ -236,6 +238,40 @@ async def test_a_bad_message_is_told_and_the_stream_goes_on(rig: Rig) -> None:
     await agent.send(config_status=pb.ConfigStatus(config_id="c", version=1))
     ack = await agent.next("ack")
     assert (ack.success, ack.message_id) == (False, "c:1:CONFIG_APPLY_STATUS_UNSPECIFIED")
+
+
+async def test_a_state_that_a_newer_agent_knows_is_told_and_the_stream_goes_on(rig: Rig) -> None:
+    agent = await rig.agent("web-01")
+    await agent.open()
+    status = pb.ConfigStatus(config_id="c", version=1)
+    status.status = 77  # type: ignore[assignment]  # of a contract to come
+    await agent.send(config_status=status)
+    ack = await agent.next("ack")
+    assert (ack.success, ack.message_id) == (False, "c:1:77")
+    logs = await agent.send(logs=pb.LogBatch())
+    assert (await agent.next("ack")).message_id == str(logs)
+
+
+async def test_a_message_that_is_too_large_is_told_as_that(
+    rig: Rig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    agent = await rig.agent("web-01")
+    await agent.open()
+    await agent.send(logs=pb.LogBatch(entries=[pb.LogEntry(message="x" * (16 * 1024 * 1024))]))
+    assert (await agent.next("error")).code == "TOO_LARGE"
+    assert await agent.ended() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    said = capfd.readouterr()
+    assert "stream_failed" not in said.out + said.err
+
+
+async def test_numbers_that_are_none_raise_no_alert(rig: Rig) -> None:
+    agent = await rig.agent("web-01")
+    await agent.open()
+    system = pb.SystemMetrics(cpu_percent=float("inf"))
+    await agent.send(health=pb.HealthReport(nginx=pb.NginxStatus(is_running=True), system=system))
+    logs = await agent.send(logs=pb.LogBatch())
+    assert (await agent.next("ack")).message_id == str(logs), "what came before has been dealt with"
+    assert list(rig.store.list(ALERT)) == []
 
 
 async def test_agents_are_told_when_the_server_goes(rig: Rig) -> None:

@@ -7,6 +7,7 @@ that was opened by a number ends only once the number has fallen clearly below.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -99,7 +100,7 @@ def differences(
 def _measured(report: pb.HealthReport, open_: Mapping[str, AlertSpec]) -> Iterator[tuple[str, AlertSpec]]:
     system = report.system
     values = {
-        "cpu_percent": round(system.cpu_percent, 1),
+        "cpu_percent": round(system.cpu_percent, 1) if math.isfinite(system.cpu_percent) else 0.0,
         "memory_percent": _percent(system.memory_used_bytes, system.memory_total_bytes),
         "disk_percent": _percent(system.disk_used_bytes, system.disk_total_bytes),
     }

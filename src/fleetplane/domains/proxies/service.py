@@ -38,6 +38,7 @@ from fleetplane.kernel.errors import (
 from fleetplane.kernel.sessions import STOPPING, SUPERSEDED, Session, Sessions
 from fleetplane.rpc import CallContext, Connection
 from fleetplane.rpc.exchange import ClientGone
+from fleetplane.rpc.framing import FramingError, MessageTooLarge
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +50,7 @@ BEARER = "bearer "
 
 MISMATCH = "AGENT_ID_MISMATCH"
 INVALID = "INVALID_MESSAGE"
+TOO_LARGE = "TOO_LARGE"
 
 
 @dataclass(slots=True)
@@ -57,7 +59,7 @@ class Visit:
 
     agent: Agent
     live: Live
-    error: FleetplaneError | None = None
+    error: Exception | None = None
     """What was wrong with what the agent sent."""
     code: str = ""
     """The same, in the protocol's word for it."""
@@ -148,9 +150,9 @@ class AgentService:
     async def _welcome(self, requests: AsyncIterator[pb.AgentMessage], context: CallContext) -> Visit:
         said, claimed = await self._first(requests, context)
         try:
-            registered = await self._roster.register(said)
-            if claimed not in ("", registered.agent.name):
+            if claimed not in ("", self._roster.holder(said.token).name):
                 raise Unauthenticated("the token belongs to another agent")
+            registered = await self._roster.register(said)
         except FleetplaneError as error:
             await self._turn_away(context, error)
             raise
@@ -232,8 +234,10 @@ class AgentService:
                 await self._take(message, visit)
         except ClientGone:
             pass  # its connection broke: nothing is wrong, and nobody is there to be told
-        except FleetplaneError as error:
+        except (FleetplaneError, FramingError) as error:
             visit.error, visit.code = error, visit.code or INVALID
+        except MessageTooLarge as error:
+            visit.error, visit.code = error, TOO_LARGE
         except Exception as error:
             log.error("proxies.stream_failed", agent=visit.agent.name, exc_info=error)
             visit.error = FleetplaneError("the message could not be dealt with")
@@ -318,8 +322,8 @@ class AgentService:
             case reason if reason == STOPPING:
                 error = Unavailable("the server is shutting down")
         if code:
-            assert error is not None
-            await context.write(self._error(code, error.message))
+            text = error.message if isinstance(error, FleetplaneError) else str(error)
+            await context.write(self._error(code, text))
         if error is not None:
             raise error
 

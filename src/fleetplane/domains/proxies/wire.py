@@ -312,7 +312,9 @@ def receipt(message: pb.AgentMessage) -> str | None:
             return message.event.event_id
         case "config_status":
             status = message.config_status
-            return f"{status.config_id}:{status.version}:{pb.ConfigApplyStatus.Name(status.status)}"
+            known = status.status in pb.ConfigApplyStatus.values()  # an agent may be newer than we are
+            state = pb.ConfigApplyStatus.Name(status.status) if known else str(status.status)
+            return f"{status.config_id}:{status.version}:{state}"
         case "metrics" | "logs":
             return str(message.timestamp)
         case _:
