@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from fleetplane.domains.boards import gpio_rules as rules
+from fleetplane.domains.boards.access import OPERATOR
 from fleetplane.domains.boards.gpio import Devices
 from fleetplane.domains.boards.gpio_kinds import (
     Device,
@@ -42,7 +43,8 @@ READINGS_LIMIT: Final = 1000
 OWED_SECONDS: Final = 1.0
 """For a lease that a board is only told of to give it up."""
 
-CONTROLLER: Final = Asked(actor=SERVER)
+CONTROLLER: Final = Asked(actor=SERVER, role=OPERATOR)
+"""What devices should be was an operator's wish; boards let nobody below that drive pins."""
 """What the server does by itself."""
 
 

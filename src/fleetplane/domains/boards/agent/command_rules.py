@@ -46,7 +46,7 @@ class Free(StrEnum):
     NEVER = "never"
     ADMINS = "admins"
     CONTROLLERS = "controllers"
-    """Admins, and servers on whose word their operators act."""
+    """Admins, and servers that say they act for one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

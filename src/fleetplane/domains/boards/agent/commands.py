@@ -29,7 +29,8 @@ class Caller:
     on_behalf_of: str = ""
     """Whom a server says that it acts for."""
     is_admin: bool = False
-    is_controller: bool = False
+    is_admin_by_hearsay: bool = False
+    """A server says that it acts for an admin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +115,7 @@ class Commands:
             case Free.ADMINS:
                 return caller.is_admin
             case Free.CONTROLLERS:
-                return caller.is_admin or caller.is_controller
+                return caller.is_admin or caller.is_admin_by_hearsay
 
     def _cleaned(self, text: str) -> str:
         return self._redaction.clean(text)[:AUDITED_ARGUMENT_LIMIT]

@@ -3,7 +3,7 @@
     boards.viewer       looks: metrics, health, pins, logs
     boards.operator     and drives pins and buses, and runs what profiles allow
     boards.admin        and runs what no profile names, if the node's owner allows that
-    boards.controller   a server, which acts for its operators: as they, but see above
+    boards.controller   a server: everything but that; acting for somebody, only what that one may do
     boards.plain        whoever reaches the listener without TLS: looks and drives, and nothing else
 
 A certificate says who is calling. It must be of the authority that this node joined, and for one of these
@@ -12,6 +12,7 @@ roles; other boards and agents of other kinds have certificates of the same auth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,11 +23,12 @@ from cryptography.x509.oid import NameOID
 from google.protobuf.descriptor import ServiceDescriptor
 
 from fleetplane.domains.boards.access import ADMIN, CONTROLLER, OPERATOR, VIEWER
+from fleetplane.domains.boards.agent.pin_rules import LEASE_SECONDS
 from fleetplane.gen.boards import boards_pb2
 from fleetplane.gen.pi_agent import pi_agent_pb2
 from fleetplane.kernel.access import AccessTable, Grant, Permission, Principal, Role
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import PermissionDenied, Unauthenticated
+from fleetplane.kernel.errors import InvalidArgument, PermissionDenied, Unauthenticated
 from fleetplane.rpc import Authentication, CallContext, Connection, MethodRow
 from fleetplane.rpc.introspection import introspection_methods
 
@@ -82,8 +84,13 @@ STREAMS_LIMIT: Final = 16
 """Of logs and of metrics, each: a log stream has a child process and a queue of megabytes."""
 _ENDLESS: Final = frozenset({"StreamLogs", "StreamSystemMetrics"})
 
+RELAYED: Final = Role("boards.relayed")
+"""Beside another role: it is a server's word that its operator has that. Grants nothing by itself."""
 ON_BEHALF_OF: Final = "fleetplane-actor"
 """In which metadata field a server says for whom it acts. Audited as its word, and no proof of anything."""
+ROLE_OF_ACTOR: Final = "fleetplane-role"
+LEASE_SECONDS_FIELD: Final = "fleetplane-lease-seconds"
+"""For how long a call's lease is to last, if not for as long as usual."""
 ACTOR_LIMIT: Final = 256
 URI_ROLE: Final = "fleetplane://role/"
 URI_CONTROLLER: Final = "fleetplane://boards/controller/"
@@ -151,6 +158,9 @@ class NodeDoor:
             raise Unauthenticated("the certificate has expired", details={"cause": "expired"})
         if self._refused & {shown.principal.name.lower(), shown.serial}:
             raise Unauthenticated("this node does not accept that certificate", details={"cause": "refused"})
+        if CONTROLLER in shown.principal.roles:
+            said = connection.metadata(ROLE_OF_ACTOR)
+            return _acting(shown.principal, said) if isinstance(said, str) and said else shown.principal
         return shown.principal
 
 
@@ -185,9 +195,36 @@ def _read(pem: str) -> _Shown:
     )
 
 
+@lru_cache(maxsize=CERTIFICATES_REMEMBERED)
+def _acting(controller: Principal, role: str) -> Principal:
+    """A server that says what its operator may do can do no more than that."""
+    if role == CONTROLLER:
+        return controller
+    if role not in (VIEWER, OPERATOR, ADMIN):
+        raise PermissionDenied(f"{role[:64]!r} is no role here", details={"cause": "role"})
+    return Principal(name=controller.name, roles=frozenset({Role(role), RELAYED}))
+
+
+def is_controller(principal: Principal) -> bool:
+    return bool(principal.roles & {CONTROLLER, RELAYED})
+
+
+def lease_seconds(context: CallContext) -> float:
+    said = context.connection.metadata(LEASE_SECONDS_FIELD)
+    if said is None:
+        return LEASE_SECONDS
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise InvalidArgument(f"{LEASE_SECONDS_FIELD} is no number of seconds", field="lease_id")
+    return seconds
+
+
 def on_behalf_of(context: CallContext) -> str:
     """Whom a server says that it acts for; nothing from anyone else."""
     said = context.connection.metadata(ON_BEHALF_OF)
-    if CONTROLLER not in context.principal.roles or not isinstance(said, str) or not said.isprintable():
+    if not is_controller(context.principal) or not isinstance(said, str) or not said.isprintable():
         return ""
     return said[:ACTOR_LIMIT]

@@ -6,9 +6,15 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Final
 
-from fleetplane.domains.boards.access import ADMIN, CONTROLLER
+from fleetplane.domains.boards.access import ADMIN
 from fleetplane.domains.boards.agent import commands, pin_rules, wire_gpio, wire_messages, wire_metrics
-from fleetplane.domains.boards.agent.node_access import DRIVE, access_table, on_behalf_of
+from fleetplane.domains.boards.agent.node_access import (
+    DRIVE,
+    RELAYED,
+    access_table,
+    lease_seconds,
+    on_behalf_of,
+)
 from fleetplane.domains.boards.agent.node_state import NodeState
 from fleetplane.domains.boards.agent.once import Once
 from fleetplane.domains.boards.agent.pin_orders import PinOrders
@@ -57,7 +63,7 @@ class NodeService:
         may_drive = self._access.allows(context.principal, DRIVE)
         if order.operation is not Operation.READ:
             self._access.check(context.principal, DRIVE)
-        caller = Caller(user=actor(context), lease_id=request.lease_id)
+        caller = Caller(user=actor(context), lease_id=request.lease_id, lease_seconds=lease_seconds(context))
         if request.dry_run:
             return await self._rehearse(order, caller)
         return await self._orders.do(
@@ -82,13 +88,13 @@ class NodeService:
         )
 
     async def ExecuteCommand(self, request: pb.CommandRequest, context: CallContext) -> pb.CommandResponse:
-        asked = wire_messages.asked(request)
+        asked, roles = wire_messages.asked(request), context.principal.roles
         caller = commands.Caller(
             user=context.principal.name,
             peer=context.peer(),
             on_behalf_of=on_behalf_of(context),
-            is_admin=ADMIN in context.principal.roles,
-            is_controller=CONTROLLER in context.principal.roles,
+            is_admin=ADMIN in roles and RELAYED not in roles,
+            is_admin_by_hearsay=ADMIN in roles and RELAYED in roles,
         )
 
         async def run() -> pb.CommandResponse:
