@@ -59,6 +59,8 @@ class Reporter:
     _sequence: int = 0
     _heard_at: float = field(init=False)
     _lost: bool = False
+    _registered: bool = False
+    """In this run: a server brings pins back to what they should be when an agent registers."""
 
     def __post_init__(self) -> None:
         self._heard_at = self.node.clock.monotonic()
@@ -176,13 +178,14 @@ class Reporter:
         """Whether that brought a new identity."""
         me = await self.describe()
         renew = self._now() >= identity.life.renewal_at
-        if me.digest() == self.membership.registered and not renew:
+        if self._registered and me.digest() == self.membership.registered and not renew:
             return False
         return await self._register(channel, me, renew=renew)
 
     async def _register(self, channel: grpc.aio.Channel, me: Self, *, renew: bool) -> bool:
         registrar = Registrar(self.folder, self.node.clock)
         self.membership, changed = await registrar.update(channel, me, self.membership, renew=renew)
+        self._registered = True
         self._heard()
         self.log.info("server.registered", node=self.membership.node_id, renewed=renew)
         if changed:
