@@ -44,8 +44,7 @@ OWED_SECONDS: Final = 1.0
 """For a lease that a board is only told of to give it up."""
 
 CONTROLLER: Final = Asked(actor=SERVER, role=OPERATOR)
-"""What devices should be was an operator's wish; boards let nobody below that drive pins."""
-"""What the server does by itself."""
+"""What the server does by itself: devices are as operators want them, and boards obey nobody below that."""
 
 
 class Driver:

@@ -110,7 +110,9 @@ class JournalReader:
 
     def _common(self) -> list[str]:
         query = self._query
-        arguments = ["--output=json", "--quiet", "--no-pager", f"--output-fields={','.join(FIELDS)}"]
+        # Without --all, what is longer than 4 KiB comes as nothing.
+        arguments = ["--output=json", "--all", "--quiet", "--no-pager"]
+        arguments.append(f"--output-fields={','.join(FIELDS)}")
         if query.min_level:
             arguments.append(f"--priority={query.min_level.priority}")
         if self.source == KERNEL:
