@@ -50,6 +50,22 @@ def test_the_example_is_valid_and_complete() -> None:
     assert config.groups["default"]["apps"].size is None
 
 
+@pytest.mark.parametrize(
+    ("options", "path", "message"),
+    [
+        ({"stop_on_klose": True}, ".stop_on_klose", "did you mean 'stop_on_close'?"),
+        ({"stop_on_close": 3}, "", "Expected `bool`, got `int` - at `$.stop_on_close`"),
+    ],
+)
+def test_an_option_that_the_provider_would_refuse_is_told_at_its_place(
+    options: dict[str, object], path: str, message: str
+) -> None:
+    infra = {"provider": "local", "region": "here", "zone": "here-a", "options": options}
+    found = complaints(shard__infra=infra)
+    assert list(found) == [f"shard.infra.options{path}"]
+    assert message in found[f"shard.infra.options{path}"]
+
+
 def test_an_explicit_zero_means_the_default_where_there_is_one() -> None:
     config = configuration(
         shard__default_drain_timeout="0s",

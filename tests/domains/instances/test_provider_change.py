@@ -63,8 +63,19 @@ async def test_another_provider_is_refused_while_instances_exist_at_the_old_one(
 async def test_a_provider_that_forgets_is_not_replaced_under_its_instances(tmp_path: Path) -> None:
     async with plain_domain(tmp_path, at(1)) as place:
         await settled(place, 1)
-        with pytest.raises(InvalidArgument, match="only in the memory of provider 'mock'"):
+        with pytest.raises(InvalidArgument, match="1 instances end with provider 'mock'"):
             await place.configure(at(1, max_instances=5))
+
+
+async def test_a_mistake_in_the_options_is_told_whatever_else_speaks_against_the_change(
+    tmp_path: Path,
+) -> None:
+    async with plain_domain(tmp_path, at(1)) as place:
+        await settled(place, 1)
+        with pytest.raises(
+            InvalidArgument, match="has no option 'max_instance'; did you mean 'max_instances'"
+        ):
+            await place.configure(at(1, max_instance=5))
 
 
 async def test_what_works_is_not_given_up_for_what_cannot_be_had(tmp_path: Path) -> None:

@@ -162,5 +162,5 @@ def refusal(live: list[Instance], kind: str, wanted: Infra, current: Infra | Non
         if before != after:
             return f"{len(live)} instances exist in {name} {before!r}; from {after!r} nobody could reach them"
     if not durable:
-        return f"{len(live)} instances exist only in the memory of provider {kind!r} as it is set up now"
+        return f"{len(live)} instances end with provider {kind!r} as it is set up now"
     return ""

@@ -1,7 +1,7 @@
 """The configuration of a shard: a document people write, everything it says, and whether it can be used.
 
-Pure but for one question, which providers are installed: text in, values or problems out. Where the text is
-kept, and what is done with it, is decided elsewhere.
+Pure but for the questions which providers are installed and what options they take: text in, values or
+problems out. Where the text is kept, and what is done with it, is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -49,5 +49,19 @@ def _checked(document: jsonc.Document, report: Report, providers: Collection[str
     older.note_renamed(document.value, report)
     config = decode.decode(Configuration, document.value, report)
     validate.check_provider(config, report, providers)
+    _check_options(config, report)
     validate.validate(config, report)
     return config
+
+
+def _check_options(config: Configuration, report: Report) -> None:
+    """Of a provider that is installed here; what others take is not known."""
+    infra = config.shard.infra
+    refused = (
+        registry.options_refused(infra.provider, infra.options)
+        if infra.provider in registry.names()
+        else None
+    )
+    if refused is not None:
+        keys = (refused.field or "").split(".")[1:]
+        report.add(("shard", "infra", "options", *keys), refused.message, at_key=bool(keys))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 from fleetplane.domains.instances.providers.contract import Provider, ProviderContext
+from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import FleetplaneError, SettingsError
 
 GROUP = "fleetplane.instance_providers"
@@ -38,6 +40,16 @@ def load(
     if problems:
         raise SettingsError(f"provider {kind!r} cannot start: {'; '.join(problems)}", field="provider")
     return provider
+
+
+def options_refused(kind: str, options: Mapping[str, object]) -> SettingsError | None:
+    """What the provider called `kind` has against these options, wherever it runs; nothing is started."""
+    context = ProviderContext(clock=SystemClock(), state_directory=Path())
+    try:
+        _make(_choose(kind, installed()), context).configure(options)
+    except SettingsError as error:
+        return error
+    return None
 
 
 def _choose(kind: str, offers: Iterable[EntryPoint]) -> EntryPoint:
