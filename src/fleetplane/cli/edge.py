@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -36,6 +37,15 @@ def client(where: Mapping[str, Any], tenant: str) -> RestClient:
     return connect(Place(**where), roles=ROLES, tenant=tenant, headers={"x-tenant-id": tenant})
 
 
+def node_of(server: RestClient, given: str) -> str:
+    """The id of a daemon that is given by its id or its name."""
+    try:
+        return str(uuid.UUID(given))
+    except ValueError:
+        found = server.call("POST", f"{PREFIX}/fleet/preview", body={"target": f"@{given}"})
+        return str([*found["resolved"], *found["skipped"]][0]["node_id"])
+
+
 class Verbs(LazyGroup):
     entries: ClassVar[Mapping[str, Entry]] = {
         "config": Entry(
@@ -56,7 +66,8 @@ class Verbs(LazyGroup):
 def edge() -> None:
     """Daemons on machines that nobody can dial: enrol them, sort them, run things on them.
 
-    A target is @NODE, group:NAME, all, or a selector such as 'os=linux tags=prod'.
+    A target is @NODE, group:NAME, all, or a selector such as 'os=linux tags=prod'. NODE is a daemon's
+    id or its name.
 
     Exit codes: 0 ok, 1 failure, 2 usage, 3 not allowed, 4 conflict, 5 nobody reachable, 6 halted,
     7 cancelled, 8 out of time, 9 too few targets.
@@ -134,7 +145,7 @@ def tag() -> None:
 def tag_add(node: str, tags: tuple[str, ...], tenant: str, **where: Any) -> None:
     """Put tags on a daemon."""
     with client(where, tenant) as server:
-        told = server.call("POST", f"{PREFIX}/hosts/{node}/tags", body={"add": tags})
+        told = server.call("POST", f"{PREFIX}/hosts/{node_of(server, node)}/tags", body={"add": tags})
     click.echo(",".join(told["tags"]))
 
 
@@ -145,7 +156,7 @@ def tag_add(node: str, tags: tuple[str, ...], tenant: str, **where: Any) -> None
 def tag_rm(node: str, tags: tuple[str, ...], tenant: str, **where: Any) -> None:
     """Take tags off a daemon."""
     with client(where, tenant) as server:
-        told = server.call("POST", f"{PREFIX}/hosts/{node}/tags", body={"remove": tags})
+        told = server.call("POST", f"{PREFIX}/hosts/{node_of(server, node)}/tags", body={"remove": tags})
     click.echo(",".join(told["tags"]))
 
 
@@ -156,7 +167,7 @@ def tag_rm(node: str, tags: tuple[str, ...], tenant: str, **where: Any) -> None:
 def rename(node: str, name: str, tenant: str, **where: Any) -> None:
     """Give a daemon another name."""
     with client(where, tenant) as server:
-        server.call("PATCH", f"{PREFIX}/hosts/{node}", body={"name": name})
+        server.call("PATCH", f"{PREFIX}/hosts/{node_of(server, node)}", body={"name": name})
 
 
 def _steer(name: str, words: str) -> click.Command:
@@ -167,7 +178,7 @@ def _steer(name: str, words: str) -> click.Command:
     def steer(node: str, grace: float, tenant: str, **where: Any) -> None:
         body = {"desired": name, "grace_secs": grace}
         with client(where, tenant) as server:
-            told = server.call("POST", f"{PREFIX}/hosts/{node}/state", body=body)
+            told = server.call("POST", f"{PREFIX}/hosts/{node_of(server, node)}/state", body=body)
         click.echo(f"{told['name']}: {told['status']}, wanted {told['desired']}", err=True)
 
     steer.__doc__ = words
@@ -188,4 +199,4 @@ def revoke(node: str, yes: bool, tenant: str, **where: Any) -> None:
     if not yes:
         click.confirm(f"Revoke {node}? It has to enrol anew to come back", abort=True, err=True)
     with client(where, tenant) as server:
-        server.call("DELETE", f"{PREFIX}/hosts/{node}")
+        server.call("DELETE", f"{PREFIX}/hosts/{node_of(server, node)}")

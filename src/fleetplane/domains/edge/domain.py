@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from prometheus_client.registry import Collector
 
@@ -23,9 +24,12 @@ from fleetplane.domains.edge.wire import Progress
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET
 from fleetplane.kernel.session_metrics import SessionCollector
 from fleetplane.rpc import Authentication, Authenticator
+from fleetplane.web.documents import Document, Documents
 from fleetplane.web.ops import Mount
 
 SWEEP_SECONDS = 3600.0
+CA_PATH = "/v1/edge/ca.pem"
+"""By which daemons know a listener with TLS of our own."""
 
 BLUEPRINT = Blueprint(
     name="edge",
@@ -68,6 +72,7 @@ class EdgeDomain:
     ) -> None:  # fmt: skip
         store, clock = kernel.store, kernel.clock
         self._clock = clock
+        self._authority = kernel.authority
         self._endpoint = endpoint
         self.identity = identity
         self.streams = StreamSide(
@@ -92,7 +97,7 @@ class EdgeDomain:
         )  # fmt: skip
         self.services: Sequence[Service] = (identity.service(self.streams.streams),)
         self.authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = identity.authenticators
-        self.server_names: Sequence[str] = ()
+        self.server_names: Sequence[str] = _host_of(options.public_endpoint)
         self.collectors: Sequence[Collector] = (
             *self.rest.collectors,
             SessionCollector(self.streams.sessions, domain="edge"),
@@ -115,7 +120,8 @@ class EdgeDomain:
 
     @property
     def routes(self) -> Sequence[Mount]:
-        return self.rest.routes
+        trust = Document(content_type="application/x-pem-file", content=lambda: self._authority.trust_pem)
+        return (*self.rest.routes, Mount(path=CA_PATH, app=Documents({CA_PATH: trust})))
 
     async def prepare(self) -> None:
         await self.rest.prepare()
@@ -140,6 +146,12 @@ class EdgeDomain:
 
     def drain(self) -> None:
         self.streams.drain()
+
+
+def _host_of(endpoint: str) -> Sequence[str]:
+    """The name that daemons dial, for which our certificate must hold; none if there is no such name."""
+    host = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}").hostname
+    return (host,) if host else ()
 
 
 def _onlooker(runs: FleetRuns) -> Callable[[str, str, Progress], None]:
