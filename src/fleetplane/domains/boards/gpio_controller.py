@@ -20,7 +20,7 @@ from fleetplane.domains.boards.gpio import Devices
 from fleetplane.domains.boards.gpio_driver import CONTROLLER, Driver
 from fleetplane.domains.boards.gpio_kinds import GPIO_DEVICE, Device, device_number, status_of
 from fleetplane.domains.boards.gpio_rules import GiveUp, LeaveAlone, PinSeen
-from fleetplane.domains.boards.kinds import BOARD, SCOPE, Board, Silence, number_of
+from fleetplane.domains.boards.kinds import BOARD, SCOPE, Board, BoardState, Silence, number_of
 from fleetplane.domains.boards.node_faults import AWAY, BoardAway, reason_of
 from fleetplane.domains.boards.node_link import NodeLinks
 from fleetplane.domains.boards.node_pins import NodePins
@@ -44,7 +44,7 @@ EXPIRE_TICK_SECONDS: Final = 0.5
 class GpioPolicy:
     look_seconds: float = 300.0
     """Between looks at a board of which nothing is known to have changed."""
-    retry_seconds: float = 30.0
+    retry_seconds: float = 10.0
     """After something that may pass: a busy line, a chip that is missing, a board out of reach."""
     refused_seconds: float = 600.0
     """After something that only a change would help: a protected pin, a right that is missing."""
@@ -85,8 +85,8 @@ class GpioController:
         self._driver = driver
         driver.doubt = self.came
         self._policy = policy or GpioPolicy()
-        self._silent: set[int] = set()
-        """Boards that were silent when they were last seen to change."""
+        self._gone: set[int] = set()
+        """Boards that were silent, or had said goodbye, when they were last seen to change."""
         self.reconciler = Reconciler(
             "boards/gpio", self._look, clock=clock, store=store, concurrency=CONCURRENCY
         )
@@ -129,14 +129,15 @@ class GpioController:
                         self.came(number_of(board))
 
     def _is_back(self, board: Board) -> bool:
-        number, silent = number_of(board), board_status(board).silence is not Silence.NONE
-        was_silent = number in self._silent
-        (self._silent.add if silent else self._silent.discard)(number)
-        return was_silent and not silent
+        number, status = number_of(board), board_status(board)
+        gone = status.silence is not Silence.NONE or status.reported is BoardState.MAINTENANCE
+        was_gone = number in self._gone
+        (self._gone.add if gone else self._gone.discard)(number)
+        return was_gone and not gone
 
     async def _bury(self, board: int) -> None:
         """What still waited for the board to give pins up has nothing to wait for."""
-        self._silent.discard(board)
+        self._gone.discard(board)
         self.reconciler.forget(str(board))
         for device in self._devices.of_board(board):
             try:

@@ -76,7 +76,7 @@ class Driver:
                 return Read(level=duty, at_ns=self._clock.now_ns())
             spec = device.spec
             if spec.direction is Direction.INPUT and not status_of(device).held:
-                await self._bring(device, rules.wish(device), asked=asked)
+                await self._bring(device, rules.wish(device), asked=CONTROLLER)
             read = await self._pins.read(spec.board, spec.pin, pull=spec.pull, asked=asked)
             await self._noticed(device, read.level, at_ns=read.at_ns)
         if keep:
