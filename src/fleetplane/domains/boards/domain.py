@@ -53,7 +53,7 @@ class BoardDomain:
         self.core = core = BoardCore(kernel, options)
         self.nodes = NodeSide(core)
         self.provisioning = ProvisioningSide(core, places=places)
-        self.rest = RestSide(core, self.provisioning)
+        self.rest = RestSide(core, self.nodes, self.provisioning)
         provisioner = provisioner or self.provisioning.engine
         intake: MetricsIntake = Discard() if kernel.telemetry is None else BoardRecords(kernel.telemetry)
         control = self._control(provisioner, intake)

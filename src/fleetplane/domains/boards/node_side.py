@@ -59,6 +59,10 @@ class NodeSide:
         self.requests = CertificateRequests(
             store, kernel.authority, core.certificates, domains=options.certificate_domains
         )
+        self.certificate_methods = CertificateMethods(
+            store=store, authority=kernel.authority, revocations=kernel.revocations,
+            certificates=core.certificates, requests=self.requests, clock=clock,
+        )  # fmt: skip
         self._arrived: asyncio.Queue[int] = asyncio.Queue(ARRIVALS_LIMIT)
         core.boards.deletion_guards.append(guard_boards)
         core.controller.arrivals.append(self._came)
@@ -71,10 +75,7 @@ class NodeSide:
         """Parts of the original controller's service."""
         kernel = self._core.kernel
         yield GpioMethods(devices=self.devices, driver=self.driver, clock=kernel.clock)
-        yield CertificateMethods(
-            store=kernel.store, authority=kernel.authority, revocations=kernel.revocations,
-            certificates=self._core.certificates, requests=self.requests, clock=kernel.clock,
-        )  # fmt: skip
+        yield self.certificate_methods
 
     @property
     def collectors(self) -> Sequence[Collector]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from fleetplane.domains.boards import farewell, views
 from fleetplane.domains.boards.access import ADMINISTER, OPERATE, READ
+from fleetplane.domains.boards.gpio import Devices
 from fleetplane.domains.boards.kinds import Board, BoardRole, BoardState, number_of
 from fleetplane.domains.boards.presence import Presence
 from fleetplane.domains.boards.registry import Boards, status_of
@@ -34,7 +35,6 @@ from fleetplane.web.routes import Answer, Query, Route
 
 _ONE = "/nodes/{id}"
 _TAG = "Nodes"
-DevicesOf = Callable[[int], Iterable[Json]]
 
 
 class NodeBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -79,16 +79,16 @@ class AdoptBody(msgspec.Struct, forbid_unknown_fields=True):
 class NodeShow:
     """A board as REST shows it, with what is known only in memory."""
 
-    def __init__(self, presence: Presence) -> None:
+    def __init__(self, presence: Presence, devices: Devices) -> None:
         self._presence = presence
-        self.devices_of: DevicesOf = lambda _board: ()
+        self._devices = devices
 
     def __call__(self, board: Board, *, with_devices: bool = False) -> Json:
-        return views.node(
-            board,
-            last_seen_ns=self._presence.last_seen_ns(board),
-            devices=self.devices_of(number_of(board)) if with_devices else None,
-        )
+        seen = self._presence.last_seen_ns(board)
+        if not with_devices:
+            return views.node(board, last_seen_ns=seen)
+        pins = [one for one in self._devices.of_board(number_of(board)) if not one.spec.removing]
+        return views.node(board, last_seen_ns=seen, devices=map(views.gpio_device, pins))
 
 
 class NodeRoutes:

@@ -14,16 +14,21 @@ from prometheus_client.registry import Collector
 from fleetplane.domains.boards.core import BoardCore
 from fleetplane.domains.boards.disclosures import DISCLOSURE, Disclosures
 from fleetplane.domains.boards.logins import LOGIN, Logins
+from fleetplane.domains.boards.node_side import NodeSide
 from fleetplane.domains.boards.people import PERSON, People
 from fleetplane.domains.boards.provisioning_side import ProvisioningSide
 from fleetplane.domains.boards.rest import Caller, Gatekeeper, envelope
+from fleetplane.domains.boards.rest_ca import CertificateRoutes
 from fleetplane.domains.boards.rest_clusters import ClusterRoutes
+from fleetplane.domains.boards.rest_commands import CommandRoutes
+from fleetplane.domains.boards.rest_gpio import GpioRoutes
 from fleetplane.domains.boards.rest_joining import JoiningRoutes
 from fleetplane.domains.boards.rest_nodes import NodeRoutes, NodeShow
 from fleetplane.domains.boards.rest_people import PeopleRoutes
 from fleetplane.domains.boards.rest_provisioning import ProvisioningRoutes
 from fleetplane.domains.boards.rest_secrets import SecretRoutes
 from fleetplane.domains.boards.rest_system import Probes, SystemRoutes
+from fleetplane.domains.boards.rest_telemetry import TelemetryRoutes
 from fleetplane.web import openapi
 from fleetplane.web.app import application
 from fleetplane.web.documents import Document, Documents
@@ -45,6 +50,7 @@ class RestSide:
     def __init__(
         self,
         core: BoardCore,
+        nodes: NodeSide,
         provisioning: ProvisioningSide,
         *,
         requests_per_minute: int = REQUESTS_PER_MINUTE,
@@ -62,15 +68,17 @@ class RestSide:
         )  # fmt: skip
         self.gate = Gatekeeper(self.logins)
         self._system = SystemRoutes(clock, is_writable=lambda: store.statistics().writable)
-        self.show = NodeShow(core.presence)
-        self.table = RouteTable(PREFIX, self._all_routes(provisioning))
+        self.show = NodeShow(core.presence, nodes.devices)
+        self.table = RouteTable(
+            PREFIX, (*self._own_routes(), *self._node_routes(nodes), *self._provisioning_routes(provisioning))
+        )
         self.gate.require_complete(self.table.permissions)
 
     def __repr__(self) -> str:
         return f"<RestSide {self.table!r}>"
 
-    def _all_routes(self, provisioning: ProvisioningSide) -> Iterable[Route]:
-        core, clock = self._core, self._clock
+    def _own_routes(self) -> Iterable[Route]:
+        core = self._core
         yield from self._system.routes()
         yield from PeopleRoutes(people=self.people, logins=self.logins).routes()
         yield from ClusterRoutes(clusters=core.clusters, boards=core.boards, show=self.show).routes()
@@ -78,10 +86,28 @@ class RestSide:
             boards=core.boards, revocations=core.kernel.revocations, show=self.show
         ).routes()
         yield from JoiningRoutes(
-            tokens=core.join_tokens, approvals=core.approvals, gate=self.gate, clock=clock
+            tokens=core.join_tokens, approvals=core.approvals, gate=self.gate, clock=self._clock
         ).routes()
+
+    def _node_routes(self, nodes: NodeSide) -> Iterable[Route]:
+        """Of what is asked of boards themselves."""
+        core, clock = self._core, self._clock
+        yield from GpioRoutes(
+            boards=core.boards, devices=nodes.devices, driver=nodes.driver, clock=clock
+        ).routes()
+        yield from CommandRoutes(core.kernel.store, boards=core.boards, commander=nodes.commander).routes()
+        yield from TelemetryRoutes(
+            boards=core.boards, history=nodes.history, logs=nodes.logs, clock=clock
+        ).routes()
+        yield from CertificateRoutes(
+            methods=nodes.certificate_methods, certificates=core.certificates, requests=nodes.requests,
+            clock=clock,
+        ).routes()  # fmt: skip
+
+    def _provisioning_routes(self, provisioning: ProvisioningSide) -> Iterable[Route]:
+        core = self._core
         yield from ProvisioningRoutes(
-            engine=provisioning.engine, operations=provisioning.operations, clock=clock
+            engine=provisioning.engine, operations=provisioning.operations, clock=self._clock
         ).routes()
         yield from SecretRoutes(
             boards=core.boards, credentials=provisioning.credentials, secrets=provisioning.secrets,

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
+from fleetplane.domains.boards import gpio_kinds
+from fleetplane.domains.boards.gpio_kinds import Device, device_number
 from fleetplane.domains.boards.kinds import (
     Approval,
     Board,
-    Certificate,
     Cluster,
     ClusterState,
     JoinToken,
@@ -129,30 +132,29 @@ def approval(found: Approval) -> Json:
     }
 
 
-def certificate(found: Certificate, *, now_ns: int) -> Json:
-    spec, status = found.spec, found.status
-    revoked_at = status.revoked_at_ns if status is not None else None
-    state = "revoked" if revoked_at is not None else "expired" if spec.not_after_ns <= now_ns else "active"
+def gpio_device(device: Device) -> Json:
+    """The documented fields, then what was wanted of the pin and who holds it."""
+    spec, status = device.spec, gpio_kinds.status_of(device)
+    lease = status.lease
     return {
-        "id": number_of(found),
-        "serial_number": spec.serial,
-        "common_name": spec.common_name,
-        "type": spec.purpose,
-        "status": state,
-        "subject": spec.subject,
-        "issuer": spec.issuer,
-        "not_before": spelled(spec.not_before_ns),
-        "not_after": spelled(spec.not_after_ns),
-        "sans": list(spec.sans),
-        "key_usage": list(spec.key_usage),
-        "ext_key_usage": list(spec.ext_key_usage),
-        "backend": "local",
+        "id": device_number(device),
+        "name": spec.name,
+        "description": spec.description,
         "node_id": spec.board,
-        "cluster_id": spec.cluster_id,
-        "auto_renew": spec.auto_renew,
-        "revoked_at": spelled_or_null(revoked_at),
-        "revoked_reason": (status.revoked_reason or None) if status is not None else None,
-        "certificate_pem": spec.pem,
-        "created_at": spelled(found.created_at_ns),
-        "updated_at": spelled(found.updated_at_ns),
+        "pin_number": spec.pin,
+        "direction": spec.direction,
+        "pull_mode": spec.pull,
+        "value": status.value if status.value is not None else spec.level,
+        "device_type": spec.device_type,
+        "status": status.state,
+        "config": msgspec.structs.asdict(spec.config),
+        "created_at": spelled(device.created_at_ns),
+        "updated_at": spelled(device.updated_at_ns),
+        "reserved_by": lease.holder if lease is not None else None,
+        "reserved_at": spelled_or_null(lease.taken_at_ns if lease is not None else None),
+        "reservation_ttl": spelled_or_null(lease.expires_at_ns if lease is not None else None),
+        "wanted": spec.level,
+        "value_at": spelled_or_null(status.value_at_ns),
+        "reason": status.reason,
+        "message": status.message,
     }
