@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from boards_rig import BoardKey
 from h2_grpc import connect
 from server_process import ServerProcess, running_server
@@ -247,3 +248,37 @@ def boards_place(folder: Path, *arguments: str) -> Iterator[Place]:
     with running_server(data, "--only", "boards", *arguments) as server:
         made = fleetplane("tokens", "create", "boss", "--role", "boards.admin", "--data-dir", str(data))
         yield Place(server=server, data=data, folder=folder, token=made.stdout.strip())
+
+
+def config_of(folder: Path) -> str:
+    """A board whose owner allows a few programs and one log file, and wants pins safe when alone."""
+    (folder / "app.log").touch()
+    return f"""
+[report]
+loss_after_seconds = 1
+[gpio]
+driver = "simulated"
+safe_state = "low"
+[[gpio.pins]]
+pin = 26
+safe_state = "low"
+safe_on_loss = true
+[logs.files]
+app = "{folder}/app.log"
+[commands]
+run_as = "{"nobody" if os.geteuid() == 0 else ""}"
+[[commands.profiles]]
+name = "few"
+rules = [
+    {{ program = "/bin/echo", forms = [[".*"]] }},
+    {{ program = "/bin/sleep", forms = [["[0-9.]+"]] }},
+    {{ program = "/usr/bin/head", forms = [["-c", "[0-9]+", "/dev/zero"]] }},
+]
+"""
+
+
+@contextmanager
+def refused(*codes: grpc.StatusCode) -> Iterator[None]:
+    with pytest.raises(grpc.RpcError) as caught:
+        yield
+    assert caught.value.code() in codes, caught.value

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from boards_processes import BoardProcess, Certified, Place, boards_place, config_of
 from boards_rig import BoardsRig, boards_rig
 from boards_web import BoardsWeb, boards_web
 
@@ -20,3 +21,26 @@ async def rig(tmp_path: Path) -> AsyncIterator[BoardsRig]:
 async def web(rig: BoardsRig) -> AsyncIterator[BoardsWeb]:
     async with boards_web(rig) as made:
         yield made
+
+
+# A server and a board as processes of their own, for the tests of one module.
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("boards")
+    settings = ("listeners.boards-plain.addresses=127.0.0.1:0", "boards.heartbeat_seconds=1")
+    with boards_place(folder, *(word for one in settings for word in ("--set", one))) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def board(place: Place) -> Iterator[BoardProcess]:
+    plain = ("--plaintext-listen", "127.0.0.1:0")
+    with place.board("one", config=config_of(place.folder), arguments=plain) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def controller(place: Place) -> Certified:
+    return place.certified("second-server")

@@ -1,0 +1,109 @@
+"""What boards promise, point by point: the server's side, over gRPC, REST and WebSocket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+import grpc
+from boards_processes import BoardProcess, Certified, Place, refused
+from boards_rig import BOSS, boards_rig, until
+from server_process import run_server
+from ssh_lab import ssh_lab
+
+from fleetplane.domains.boards.ports import ProvisioningAnswer, ProvisioningState
+from fleetplane.domains.boards.provisioning.engine import told
+from fleetplane.domains.boards.provisioning.operations import is_over
+from fleetplane.gen.boards import boards_pb2 as pb
+from fleetplane.gen.boards import boards_pb2_grpc
+from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
+from fleetplane.gen.pi_controller import pi_controller_pb2_grpc
+
+
+def test_8_certificates_decide_everywhere_and_plain_text_stays_on_this_machine(
+    place: Place, board: BoardProcess, controller: Certified, tmp_path: Path
+) -> None:
+    outside = grpc.ssl_channel_credentials(controller.trust)
+    with grpc.secure_channel(place.address, outside) as channel:
+        control: Any = boards_pb2_grpc.ControlPlaneStub(channel)
+        with refused(grpc.StatusCode.UNAUTHENTICATED):
+            control.ReportHealth(pb.HealthReport(id=board.number))
+        with refused(grpc.StatusCode.UNAUTHENTICATED):
+            pi_controller_pb2_grpc.PiControllerServiceStub(channel).ListNodes(pi.ListNodesRequest())
+    with board.channel(None) as channel, refused(grpc.StatusCode.UNAVAILABLE):
+        boards_pb2_grpc.NodeAgentStub(channel).HealthCheck(pb.Empty())
+
+    member = place.certified("left-behind", purpose="board")
+    with board.channel(member) as channel, refused(grpc.StatusCode.PERMISSION_DENIED):
+        boards_pb2_grpc.NodeAgentStub(channel).HealthCheck(pb.Empty())  # a board is nobody's master
+    with member.channel(place.address) as channel:
+        control = boards_pb2_grpc.ControlPlaneStub(channel)
+        control.ReportHealth(pb.HealthReport(status=pi.NODE_STATUS_READY))
+        with refused(grpc.StatusCode.PERMISSION_DENIED):
+            control.ReportHealth(pb.HealthReport(id=board.number))  # the certificate says who it is
+        place.did("DELETE", f"/nodes/{member.number}")
+        with refused(grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNAVAILABLE):
+            control.ReportHealth(pb.HealthReport(status=pi.NODE_STATUS_READY))
+
+    everywhere = ["--only", "boards", "--set", "listeners.boards-plain.addresses=0.0.0.0:0"]
+    refusing = run_server(tmp_path / "data", everywhere)
+    assert refusing.returncode != 0
+    assert "allow_remote" in refusing.stderr
+
+
+def test_9_nobody_gets_in_by_default_registers_himself_or_is_refused_for_a_word(place: Place) -> None:
+    for name, password in (("admin", "admin123"), ("admin", "admin"), ("pi", "raspberry")):
+        login = {"username": name, "password": password}
+        assert place.ask("POST", "/auth/login", login, token="").status == 401
+    stranger = {"username": "eve", "password": "correct horse battery", "role": "admin"}
+    assert place.ask("POST", "/auth/register", stranger, token="").status in (401, 403)
+    viewer = place.role("boards.viewer")
+    assert place.ask("POST", "/auth/register", stranger, token=viewer).status == 403
+
+    origin = place.ask("GET", "/nodes", headers={"origin": "https://evil.example"}, token=viewer)
+    assert origin.status == 200
+    assert "access-control-allow-origin" not in {name.lower() for name in origin.headers}
+
+    described = {"name": "selection", "description": "select; drop -- update script's"}
+    number = place.did("POST", "/clusters", described)["id"]
+    assert place.did("GET", f"/clusters/{number}")["description"] == described["description"]
+    assert place.ask("GET", "/nodes?name=select%20script;--'").json["total"] == 0
+
+
+async def test_10_provisioning_trusts_no_unknown_host_goes_on_where_it_failed_and_quotes(
+    tmp_path: Path,
+) -> None:
+    with ssh_lab(tmp_path / "ssh") as lab:
+        lab.write("controllers", "cpuset cpu io pids\n")  # as on a fresh board: no memory controller yet
+        async with boards_rig(tmp_path, places=lab.places) as rig:
+            member, control = await rig.join("p", ip_address="127.0.0.1"), (await rig.controller()).control
+            credentials = rig.domain.provisioning.credentials
+            stranger = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
+            wrong = lab.credential(known_hosts=f"[127.0.0.1]:{lab.port} {stranger}")
+            await credentials.put("lab", wrong, actor=BOSS)
+            odd = "node-label=team=$(reboot); `reboot` 'x"
+            order = pb.ProvisioningRequest(
+                node_id=member.number, role=pi.NODE_ROLE_MASTER, credential_ref="lab", request_id="r1",
+                k3s_config={**lab.options, "extra_args": odd},
+            )  # fmt: skip
+
+            operations = rig.domain.provisioning.operations
+
+            async def ended() -> ProvisioningAnswer:
+                asked = await control.RequestProvisioning(order)
+                name = asked.operation_id  # known at once: the answer does not wait for the end
+                await until(lambda: is_over(operations.get(name)), seconds=60)
+                return told(operations.get(name), "")
+
+            failed = await ended()
+            assert failed.state is ProvisioningState.FAILED
+            assert "key of 127.0.0.1 is not one that is known" in failed.reason
+            assert lab.calls() == [], "nothing was run on it"
+
+            await credentials.put("lab", lab.credential(), actor=BOSS)
+            again = await ended()
+            assert (again.operation_id, again.state) == (failed.operation_id, ProvisioningState.READY)
+            assert f"--{odd}" in lab.read("arguments").splitlines()
+            assert "cgroup_enable=memory" in lab.read("cmdline.txt")
+            assert lab.calls().count("reboot") == 1, "for the memory controller, and not by the label"
