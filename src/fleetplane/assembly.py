@@ -110,6 +110,7 @@ def _proxy_blueprint() -> Blueprint:
 
 
 async def _proxies(settings: Settings, kernel: Kernel) -> Domain:
+    from fleetplane.domains.proxies import options as proxy_options
     from fleetplane.domains.proxies.controller import AgentPolicy
     from fleetplane.domains.proxies.domain import ProxyDomain
     from fleetplane.domains.proxies.rest_side import RestOptions
@@ -123,8 +124,10 @@ async def _proxies(settings: Settings, kernel: Kernel) -> Domain:
         requests_per_minute=wanted.requests_per_minute,
     )
     policy = AgentPolicy(heartbeat_seconds=wanted.heartbeat_seconds)
+    acme = _acme(wanted)
+    proxy_options.check(options, acme, origins=wanted.event_origins)
     return await ProxyDomain.create(
-        kernel, options, policy=policy, event_origins=wanted.event_origins, acme=_acme(wanted)
+        kernel, options, policy=policy, event_origins=wanted.event_origins, acme=acme
     )
 
 

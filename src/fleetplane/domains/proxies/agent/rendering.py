@@ -112,8 +112,13 @@ def check_ids(update: pb.ConfigUpdate) -> None:
         raise Unrenderable("an id is used twice")
 
 
+def is_responder(text: str) -> bool:
+    """Whether challenges can be passed on to this."""
+    return _RESPONDER.fullmatch(text) is not None and 1 <= int(text.rpartition(":")[2]) <= 65535
+
+
 def _responder(text: str) -> str:
-    if text and not _RESPONDER.fullmatch(text):
+    if text and not is_responder(text):
         raise Unrenderable(f"{ACME_VARIABLE} must be host:port, not {text[:80]!r}")
     return text
 
