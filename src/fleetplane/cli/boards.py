@@ -72,6 +72,10 @@ def cluster_of(server: RestClient, cluster: str) -> int:
 
 def _entries() -> dict[str, Entry]:
     table = (
+        ("gpio", "boards_gpio:gpio", "Pins: read, write, reserve."),
+        ("exec", "boards_commands:execute", "Run an allowed program on boards."),
+        ("logs", "boards_logs:logs", "Read and follow a board's logs."),
+        ("metrics", "boards_metrics:metrics", "How boards are, now or over time."),
         ("provision", "boards_provision:provision", "Make a board, or several, a k3s cluster."),
         ("operation", "boards_provision:operation", "Provisioning under way and over."),
         ("join-token", "boards_admin:join_token", "Tokens with which boards join."),
