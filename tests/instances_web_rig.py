@@ -73,8 +73,9 @@ class Following:
         """Everything up to the end of the stream."""
         found: list[Told] = []
         try:
-            while True:
-                found.append(await self.next())
+            async with asyncio.timeout(SECONDS):
+                while True:
+                    found.append(await self.next())
         except EOFError:
             return found
 
