@@ -26,7 +26,7 @@ from fleetplane.domains.boards.command_texts import (
     stored_answer,
 )
 from fleetplane.domains.boards.kinds import SCOPE, Silence
-from fleetplane.domains.boards.node_faults import AWAY, BoardSilent
+from fleetplane.domains.boards.node_faults import AWAY, BoardSilent, BoardUnreachable
 from fleetplane.domains.boards.node_link import Asked, NodeLinks
 from fleetplane.domains.boards.registry import Boards, status_of
 from fleetplane.gen.boards import boards_pb2 as pb
@@ -46,6 +46,10 @@ AT_ONCE: Final = 256
 """Calls in all; a command to thousands of boards goes out in waves."""
 GRACE_SECONDS: Final = 10.0
 """Beyond a command's own time: to end it, and for the answer's way back."""
+REACH_SECONDS: Final = 5.0
+"""For the connection, before anything is sent."""
+PATIENCE_SECONDS: Final = 60.0
+"""For it, if the command may wait: a board that has just registered may not listen yet."""
 ANSWERS_LIMIT_BYTES: Final = 32 * 1024 * 1024
 """Of whole outputs that are kept in memory; the oldest go first, and what the ledger keeps remains."""
 
@@ -92,11 +96,12 @@ class Commander:
         order = order.checked()
         for number in boards:
             self._boards.require(number, field="boards")
+        patience = PATIENCE_SECONDS if wait_seconds > 0 else REACH_SECONDS
         command = await self.ledger.issue(
             SCOPE, VERB, [str(number) for number in boards], actor=asked.actor,
             payload=encoded_order(order, str(asked.role)), wait=wait_seconds > 0,
             deliver_within_seconds=wait_seconds or GRACE_SECONDS + order.timeout_seconds,
-            run_for_seconds=order.timeout_seconds + GRACE_SECONDS, repeatable=False,
+            run_for_seconds=patience + order.timeout_seconds + GRACE_SECONDS, repeatable=False,
         )  # fmt: skip
         log.info("boards.command", command=command.name, actor=asked.actor, boards=len(boards))
         return command
@@ -151,9 +156,11 @@ class Commander:
             log.error("boards.command_unusable", command=command.name, error=str(error))
             return False
         asked = Asked(actor=command.spec.actor, role=Role(role))
+        patience = PATIENCE_SECONDS if command.spec.wait else REACH_SECONDS
         self._per_board[target] += 1
         flight = self._tasks.create_task(
-            self._carry(target, command.name, order, asked), name=f"boards/command/{command.name}/{target}"
+            self._carry(target, command.name, order, asked, patience),
+            name=f"boards/command/{command.name}/{target}",
         )
         self._flights[target, command.name] = flight
         return True
@@ -183,9 +190,9 @@ class Commander:
     async def removed(self, board: int) -> None:
         await self.ledger.removed(str(board))
 
-    async def _carry(self, target: str, command: str, order: Order, asked: Asked) -> None:
+    async def _carry(self, target: str, command: str, order: Order, asked: Asked, patience: float) -> None:
         try:
-            await self._call(target, command, order, asked)
+            await self._call(target, command, order, asked, patience)
         finally:
             del self._flights[target, command]
             self._per_board[target] -= 1
@@ -193,9 +200,10 @@ class Commander:
                 del self._per_board[target]
         await self._room_for_others(target)
 
-    async def _call(self, target: str, command: str, order: Order, asked: Asked) -> None:
+    async def _call(self, target: str, command: str, order: Order, asked: Asked, patience: float) -> None:
         request = order.request(request_id=command)
         try:
+            await self._reach(int(target), patience)
             said = await self._links.call(
                 int(target), lambda link: link.node.ExecuteCommand, request, pb.CommandResponse, asked=asked,
                 seconds=order.timeout_seconds + GRACE_SECONDS,
@@ -205,13 +213,25 @@ class Commander:
         except BoardSilent as error:
             await self._tell(target, command, State.TIMED_OUT, error.message)
         except AWAY as error:
-            await self._tell(target, command, State.FAILED, f"the board was lost: {error.message}")
+            await self._tell(target, command, State.FAILED, error.message)
         except FleetplaneError as error:
             await self._tell(target, command, State.FAILED, error.message)
         else:
             answer = answer_of(said)
             self._remember(target, command, answer)
             await self._tell(target, command, answer.state, answer.message, encoded_result(answer))
+
+    async def _reach(self, board: int, patience: float) -> None:
+        """Until there is a connection; where the board listens may change meanwhile."""
+        give_up = self._clock.monotonic() + patience
+        while True:
+            try:
+                await self._links.reach(board, seconds=min(REACH_SECONDS, patience))
+            except BoardUnreachable:
+                if self._clock.monotonic() >= give_up:
+                    raise
+            else:
+                return
 
     async def _tell(
         self, target: str, command: str, outcome: State, detail: str, result: bytes = b""

@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from fleetplane.domains.boards import credentials
 from fleetplane.domains.boards.access import VIEWER
 from fleetplane.domains.boards.kinds import Board, number_of
-from fleetplane.domains.boards.node_faults import AWAY, BoardAway, translated
+from fleetplane.domains.boards.node_faults import AWAY, BoardAway, BoardUnreachable, translated
 from fleetplane.domains.boards.registry import Boards, status_of
 from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.gen.pi_agent import pi_agent_pb2_grpc
@@ -187,6 +187,18 @@ class NodeLinks:
                 raise self._failed(error, board) from error
         assert isinstance(said, answer)
         return said
+
+    async def reach(self, board: int, *, seconds: float) -> None:
+        """Connect, or raise: then nothing was sent, which after a failed call nobody knows."""
+        async with self._link(board) as link:
+            try:
+                async with asyncio.timeout(seconds):
+                    await link.channel.channel_ready()
+            except TimeoutError:
+                self._lost += 1
+                raise BoardUnreachable(
+                    f"board {board} could not be reached within {seconds:g} s; nothing was sent"
+                ) from None
 
     async def stream(
         self, board: int, method: Method, request: Message, answer: type[M], *, asked: Asked
