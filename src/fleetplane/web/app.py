@@ -25,7 +25,7 @@ from fleetplane.web import bodies
 from fleetplane.web.gateway import ARRIVAL, Arrival, Gateway, Send
 from fleetplane.web.idempotency import Answers, Kept
 from fleetplane.web.problems import Code, Envelope, MethodNotAllowed, Problem, Rejected, refusal
-from fleetplane.web.routes import Answer, C, Call, Gate, Headers, Route, RouteTable, Stream
+from fleetplane.web.routes import C, Call, Gate, Headers, Route, RouteTable, Stream
 from fleetplane.web.streaming import Streaming
 
 log = structlog.get_logger(__name__)
@@ -71,12 +71,12 @@ class Desk(Generic[C]):
             _caller=arrival.caller,
         )
         key = headers.get("idempotency-key") if route.method == "POST" else None
-        if key is None or arrival.caller is None or route.streams:
+        if key is None or arrival.caller is None or (route.streams and not route.begins_once):
             return await self._answer(route, call)
         digest = self._answers.digest(arrival.caller.name, f"POST {request.url.path}", key)
         return await self._once(route, call, digest, body)
 
-    async def _once(self, route: Route, call: Call[C], digest: str, body: bytes) -> Reply:
+    async def _once(self, route: Route, call: Call[C], digest: str, body: bytes) -> Reply | Streaming:
         def encode(content: Any) -> bytes:
             return _encoded(route, content)
 
@@ -85,8 +85,11 @@ class Desk(Generic[C]):
             if kept is not None:
                 return _replayed(kept)
             answer = await route.handler(replace(call, receipt=once))
-            assert isinstance(answer, Answer), "what goes on cannot be kept"
-            await self._answers.keep(once, answer)
+            kept_answer = answer.beginning if isinstance(answer, Stream) else answer
+            assert kept_answer is not None, "what goes on cannot be kept"
+            await self._answers.keep(once, kept_answer)
+            if isinstance(answer, Stream):
+                return Streaming(route.status, answer.headers, answer.content_type, answer.chunks)
             return Reply(route.status, answer.headers, encode(answer.content))
 
     async def _answer(self, route: Route, call: Call[C]) -> Reply | Streaming:

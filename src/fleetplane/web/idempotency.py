@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from fleetplane.kernel import actors
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Conflict, InvalidArgument
 from fleetplane.kernel.identity import MasterKey
@@ -32,8 +33,6 @@ ANSWERS_LIMIT = 50_000
 BODY_LIMIT_BYTES = 512 * 1024
 """Of an answer that is kept, half of what a secret may hold. Of a longer one it is kept that it was given."""
 ACTOR = "system/idempotency"
-_SIGNATURE = "&once="
-"""Between an actor and the digest of its key. No actor has it otherwise: what callers say is quoted there."""
 
 Encode = Callable[[Answer[Any]], "Kept"]
 
@@ -62,7 +61,7 @@ class Once:
     """What lies, or may lie, in the store by now."""
 
     def signed(self, actor: str) -> str:
-        return f"{actor}{_SIGNATURE}{self.digest}"
+        return actors.signed(actor, self.digest)
 
     def promise(self, view: Callable[[Any], Answer[Any]]) -> None:
         self.view = view
@@ -164,7 +163,7 @@ class Answers:
 
     def _beside(self, actor: str, _action: str, _touches: Collection[Key]) -> Beside | None:
         """The record of a running request, in each of its transactions."""
-        once = self._running.get(actor.rpartition(_SIGNATURE)[2]) if _SIGNATURE in actor else None
+        once = self._running.get(actors.digest_of(actor))
         if once is None:
             return None
 

@@ -16,6 +16,7 @@ from fleetplane.web.problems import ErrorEnvelope
 from fleetplane.web.routes import Query, Route, RouteTable
 
 VERSION = "3.1.0"
+REJECTED = "422"
 _REFERENCE = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _ERRORS = {
@@ -23,7 +24,7 @@ _ERRORS = {
     "403": "Insufficient permissions",
     "404": "Resource not found",
     "409": "Resource conflict",
-    "422": "Request validation failed",
+    REJECTED: "Request validation failed",
     "429": "Too many requests",
     "500": "Server internal error",
     "503": "Service temporarily unavailable",
@@ -31,13 +32,24 @@ _ERRORS = {
 _WORDS = {200: "OK", 201: "Created", 202: "Accepted", 204: "Done"}
 
 
-def document(table: RouteTable, *, title: str, version: str, description: str) -> dict[str, Any]:
-    shapes = [ErrorEnvelope, *_shapes(table.routes)]
+def document(
+    table: RouteTable, *, title: str, version: str, description: str, error: Any = ErrorEnvelope,
+    rejected: str = REJECTED, conditional: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """`error` is the shape of every refusal, `rejected` the status of what cannot be meant.
+
+    `conditional` says whether things have versions that a request may insist on.
+    """
+    errors = {rejected if status == REJECTED else status: words for status, words in _ERRORS.items()}
+    shapes = [error, *_shapes(table.routes)]
     references, schemas = msgspec.json.schema_components(shapes, ref_template=_REFERENCE)
     by_shape = dict(zip(shapes, references, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in table.routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_shape)
+        made = _operation(route, by_shape, sorted(errors))
+        if conditional and route.method in ("PATCH", "DELETE"):
+            made["parameters"].append(_header("If-Match", "The ETag of the version that is meant", 255))
+        paths.setdefault(route.path, {})[route.method.lower()] = made
     return {
         "openapi": VERSION,
         "info": {"title": title, "version": version, "description": description},
@@ -50,9 +62,9 @@ def document(table: RouteTable, *, title: str, version: str, description: str) -
             "responses": {
                 status: {
                     "description": words,
-                    "content": {"application/json": {"schema": by_shape[ErrorEnvelope]}},
+                    "content": {"application/json": {"schema": by_shape[error]}},
                 }
-                for status, words in _ERRORS.items()
+                for status, words in errors.items()
             },
         },
     }
@@ -64,20 +76,18 @@ def _shapes(routes: Iterable[Route]) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-def _operation(route: Route, by_shape: dict[Any, Any]) -> dict[str, Any]:
+def _operation(route: Route, by_shape: dict[Any, Any], errors: Iterable[str]) -> dict[str, Any]:
     made: dict[str, Any] = {
         "operationId": _operation_id(route),
         "summary": route.summary,
         "tags": [route.tag],
         "parameters": [*_path_parameters(route), *(_query_parameter(query) for query in route.query)],
-        "responses": _responses(route, by_shape),
+        "responses": _responses(route, by_shape, errors),
     }
     if route.public:
         made["security"] = []
     if route.method == "POST" and not route.public:
         made["parameters"].append(_header("Idempotency-Key", "Sent twice, done once", 255))
-    if route.method in ("PATCH", "DELETE"):
-        made["parameters"].append(_header("If-Match", "The ETag of the version that is meant", 255))
     if route.body is not None:
         made["requestBody"] = {
             "required": not route.body_optional,
@@ -93,13 +103,15 @@ def _operation_id(route: Route) -> str:
     return "_of_".join((handler, *named)) if route.shares_handler else handler
 
 
-def _responses(route: Route, by_shape: dict[Any, Any]) -> dict[str, Any]:
+def _responses(route: Route, by_shape: dict[Any, Any], errors: Iterable[str]) -> dict[str, Any]:
     done: dict[str, Any] = {"description": _WORDS[route.status]}
     if route.answer is not None:
         done["content"] = {"application/json": {"schema": by_shape[route.answer]}}
+        if route.streams and (route.begins_once or route.method == "GET"):
+            done["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     return {
         str(route.status): done,
-        **{status: {"$ref": f"#/components/responses/{status}"} for status in _ERRORS},
+        **{status: {"$ref": f"#/components/responses/{status}"} for status in errors},
     }
 
 
@@ -120,7 +132,7 @@ def _header(name: str, summary: str, limit: int) -> dict[str, Any]:
 
 
 def _query_parameter(query: Query) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "integer" if query.kind == "integer" else "string"}
+    schema: dict[str, Any] = {"type": query.kind if query.kind in ("integer", "boolean") else "string"}
     if query.kind == "date-time":
         schema["format"] = "date-time"
     optional = {
@@ -130,4 +142,6 @@ def _query_parameter(query: Query) -> dict[str, Any]:
         "maximum": query.high,
     }
     schema |= {name: value for name, value in optional.items() if value is not None}
+    if query.many:
+        schema = {"type": "array", "items": schema}
     return {"name": query.name, "in": "query", "description": query.summary, "schema": schema}

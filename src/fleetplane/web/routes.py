@@ -109,6 +109,8 @@ class Stream:
     chunks: AsyncGenerator[bytes]
     content_type: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    beginning: Answer[Any] | None = None
+    """What whoever sends the request again is told, where that begins nothing new."""
 
 
 Handler = Callable[[Call[Any]], Awaitable[Answer[Any] | Stream]]
@@ -151,6 +153,8 @@ class Route:
     """Whether its handler serves another path too."""
     streams: bool = False
     """Whether it may answer with a `Stream`, which nobody can be given a second time."""
+    begins_once: bool = False
+    """Whether each `Stream` of it has a `beginning` that can be kept."""
     query: Sequence[Query] = ()
     envelope: Envelope | None = None
     """How its errors look, where they differ from those of its table."""

@@ -20,6 +20,7 @@ from fleetplane.domains.edge.kinds import (
     tenant_scope,
 )
 from fleetplane.domains.edge.tokens import NodeTokens
+from fleetplane.kernel.actors import who
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, NotFound
 from fleetplane.kernel.store import Draft, Store
@@ -74,7 +75,7 @@ class Enrollments:
         life_seconds = self._life_seconds if life_seconds is None else life_seconds
         issued = self._tokens.issue_enrollment(tenant, issued_to, life_seconds=life_seconds)
         spec = EnrollmentSpec(
-            issued_to=issued_to.strip(), issued_by=actor, issued_at_ns=issued.issued_at_ns,
+            issued_to=issued_to.strip(), issued_by=who(actor), issued_at_ns=issued.issued_at_ns,
             expires_at_ns=issued.expires_at_ns,
         )  # fmt: skip
 

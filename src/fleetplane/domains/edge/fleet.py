@@ -24,6 +24,7 @@ from fleetplane.domains.edge.run_driver import Driver, Ground
 from fleetplane.domains.edge.run_feed import RunFeed, RunFeeds
 from fleetplane.domains.edge.runs import Run, RunBeside, RunBook, RunSpec, RunState, Summary
 from fleetplane.domains.edge.targets import Resolution, Skipped, Target, TargetKind
+from fleetplane.kernel.actors import who
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Commands, CommandTarget
 from fleetplane.kernel.commands.kinds import targets_scope
@@ -146,7 +147,7 @@ class FleetRuns:
         policy = order.policy
         call = ToolCall(
             tool=order.tool, args_json=order.args_json, security_context=order.security_context,
-            tenant=order.tenant, actor=order.actor, deadline_seconds=policy.deadline_seconds,
+            tenant=order.tenant, actor=who(order.actor), deadline_seconds=policy.deadline_seconds,
             user_security_token=order.user_security_token,
         )  # fmt: skip
         self._check(call)
@@ -154,7 +155,7 @@ class FleetRuns:
             scope=tenant_scope(order.tenant),
             spec=RunSpec(
                 target=order.target, tool=order.tool, args_json=order.args_json,
-                security_context=order.security_context, policy=policy, actor=order.actor,
+                security_context=order.security_context, policy=policy, actor=who(order.actor),
                 targets=len(found.resolved), skipped_count=len(found.skipped),
                 skipped=found.skipped[:SKIPPED_LIMIT], started_at_ns=self._clock.now_ns(),
             ),

@@ -8,6 +8,7 @@ import msgspec
 
 from fleetplane.domains.edge.kinds import Nothing, Spec, check_uuid, tenant_scope
 from fleetplane.domains.edge.selectors import Selector
+from fleetplane.kernel.actors import who
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 from fleetplane.kernel.resources import Kind, Resource
@@ -60,7 +61,7 @@ class Groups:
         self, tenant: str, *, name: str, selector: Selector | None, pinned: tuple[str, ...], actor: str
     ) -> EdgeGroup:
         spec = GroupSpec(
-            name=name, selector=selector, pinned_members=pinned, created_by=actor,
+            name=name, selector=selector, pinned_members=pinned, created_by=who(actor),
             created_at_ns=self._clock.now_ns(),
         )  # fmt: skip
         _check(spec)

@@ -6,12 +6,12 @@ import msgspec
 
 from fleetplane.domains.edge.access import Caller, acting_for, seeing
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
-from fleetplane.web.problems import Refusal, Rejected, refusal
+from fleetplane.web.problems import ErrorBody, Refusal, Rejected, refusal
 from fleetplane.web.routes import Call, Headers
 
 EdgeCall = Call[Caller]
 
-CREATED, NO_CONTENT = 201, 204
+CREATED, NO_CONTENT, BAD_REQUEST = 201, 204, 400
 SHAPES_HEADER = "x-aegis-shapes"
 SHIPPED, DOCUMENTED = "shipped", "documented"
 
@@ -26,6 +26,20 @@ class Manner:
         """Whether this caller wants the shapes of the first command line."""
         asked = headers.get(SHAPES_HEADER)
         return self._shipped if asked is None else asked.strip().lower() == SHIPPED
+
+
+class EdgeErrorBody(ErrorBody, frozen=True, kw_only=True, omit_defaults=True):
+    cause: str = ""
+    """What an edge fleet's own scripts look for, such as `EdgeUnavailable`."""
+
+
+class EdgeError(msgspec.Struct, frozen=True, kw_only=True):
+    """Every refusal, with the fields of both shapes side by side."""
+
+    error: EdgeErrorBody
+    status: int
+    code: str
+    message: str
 
 
 def tenant(call: EdgeCall) -> str:
@@ -45,7 +59,7 @@ def envelope(error: BaseException, request_id: str) -> Refusal:
     """Errors with the fields of both shapes side by side."""
     told = refusal(error, request_id)
     body = msgspec.json.decode(told.body)
-    status = 400 if isinstance(error, InvalidArgument) and told.status == 422 else told.status
+    status = BAD_REQUEST if isinstance(error, InvalidArgument) and told.status == 422 else told.status
     code = _CODES.get(status, "internal")
     cause = error.details.get("cause") if isinstance(error, FleetplaneError) else None
     message = body["error"]["message"]
@@ -64,7 +78,7 @@ def _words(error: InvalidArgument) -> str:
 
 
 _CODES = {
-    400: "bad_request",
+    BAD_REQUEST: "bad_request",
     401: "unauthenticated",
     403: "forbidden",
     404: "not_found",

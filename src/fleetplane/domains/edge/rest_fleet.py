@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -68,6 +69,7 @@ class FleetRoutes:
             ),
             Route(
                 method="POST", path="/fleet/invoke", handler=self.invoke, tag=_TAG, streams=True,
+                begins_once=True,
                 summary="Run a tool on daemons, and follow it; `Accept: application/json` only starts it",
                 permission=FLEET_MANAGE, body=InvokeBody, answer=dict[str, Any],
             ),
@@ -121,9 +123,10 @@ class FleetRoutes:
             user_security_token=body.user_security_token,
         )
         run = await self._runs.start(order)
+        begun = Answer(content=views.run(run, self._runs.summary(run)), headers=_named(run))
         if (call.headers.get("accept") or "").startswith("application/json"):
-            return Answer(content=views.run(run, self._runs.summary(run)), headers=_named(run))
-        return self._followed(call, run)
+            return begun
+        return replace(self._followed(call, run), beginning=begun)
 
     async def events(self, call: EdgeCall) -> Stream:
         return self._followed(call, self._run(call), mark=call.headers.get("last-event-id") or "")

@@ -17,7 +17,7 @@ from fleetplane.domains.edge.enrollments import Enrollments
 from fleetplane.domains.edge.fleet import FleetRuns
 from fleetplane.domains.edge.groups import Groups
 from fleetplane.domains.edge.nodes import Nodes
-from fleetplane.domains.edge.rest import Manner, envelope
+from fleetplane.domains.edge.rest import BAD_REQUEST, EdgeError, Manner, envelope
 from fleetplane.domains.edge.rest_config import ConfigRoutes
 from fleetplane.domains.edge.rest_fleet import FleetRoutes
 from fleetplane.domains.edge.rest_groups import GroupRoutes
@@ -108,7 +108,10 @@ class RestSide:
 
     @cached_property
     def _document(self) -> bytes:
-        made = openapi.document(self.table, title=TITLE, version=self._version, description=ABOUT)
+        made = openapi.document(
+            self.table, title=TITLE, version=self._version, description=ABOUT, error=EdgeError,
+            rejected=str(BAD_REQUEST), conditional=False,
+        )  # fmt: skip
         return msgspec.json.encode(made)
 
     async def run(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
+from fleetplane.kernel.actors import who
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import steps
 from fleetplane.kernel.commands.courier import Beside, CommandLimits, Courier
@@ -119,8 +120,8 @@ class Commands:
         below = targets_scope(scope, command)
         first = {name: State.HELD if hold else self._first_state(name, wait=wait) for name in targets}
         spec = CommandSpec(
-            channel=self._channel, verb=verb, payload=payload, actor=actor, targets=len(targets), wait=wait,
-            repeatable=repeatable, run_for_ns=round(run_for_seconds * NS),
+            channel=self._channel, verb=verb, payload=payload, actor=who(actor), targets=len(targets),
+            wait=wait, repeatable=repeatable, run_for_ns=round(run_for_seconds * NS),
         )  # fmt: skip
 
         def change(draft: Draft) -> tuple[Command, list[CommandTarget]]:
@@ -269,7 +270,7 @@ class Commands:
         What was begun is not undone by that; whether a target can stop is its own affair.
         """
         self._command(scope, command)
-        reason = reason or f"cancelled by {actor}"
+        reason = reason or f"cancelled by {who(actor)}"
         doomed = [
             one
             for one in self._store.list(COMMAND_TARGET, targets_scope(scope, command))
