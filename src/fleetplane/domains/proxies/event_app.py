@@ -4,29 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 from fleetplane.domains.proxies.access import Access
 from fleetplane.domains.proxies.event_feed import EventFeed
 from fleetplane.domains.proxies.event_socket import RESTARTING, Authenticate, EventSocket
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import (
-    FleetplaneError,
-    InvalidArgument,
-    PermissionDenied,
-    ResourceExhausted,
-    Unauthenticated,
-    Unavailable,
-)
+from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unavailable
+from fleetplane.web import sockets
 from fleetplane.web.gateway import Receive, Scope, Send
-from fleetplane.web.problems import refusal
 
 PATH = "/v1/events"
 SOCKETS_LIMIT = 1000
 """Open at once; each takes about 100 KB with its compression window, 100 MB."""
 SOCKETS_PER_CALLER = 10
-ANYWHERE = "*"
 
 
 class EventsApp:
@@ -65,7 +55,7 @@ class EventsApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await _refuse_http(self._clock, send)
+            await sockets.refuse_http(self._clock, send)
             return
         if scope["type"] != "websocket":
             return
@@ -73,7 +63,7 @@ class EventsApp:
         try:
             token, name = self._admit(scope)
         except FleetplaneError as error:
-            await _deny(error, self._clock, scope, send)
+            await sockets.deny(error, self._clock, scope, send)
             return
         await send({"type": "websocket.accept"})
         socket = EventSocket(
@@ -95,10 +85,10 @@ class EventsApp:
         if self._draining:
             raise Unavailable("the server is shutting down", retry_after_seconds=1)
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        self._check_origin(headers)
+        sockets.check_origin(headers, self._origins)
         if len(self._sockets) >= self._limit:
             raise Unavailable(f"{self._limit} sockets are open, the most there may be", retry_after_seconds=5)
-        token = _token(scope, headers)
+        token = sockets.token_of(scope, headers)
         client = scope.get("client")
         name = f"address/{client[0] if client else 'unix'}"
         if token is not None:
@@ -106,44 +96,3 @@ class EventsApp:
         if self._by_caller[name] >= SOCKETS_PER_CALLER:
             raise ResourceExhausted(f"{SOCKETS_PER_CALLER} sockets are open for you, the most there may be")
         return token, name
-
-    def _check_origin(self, headers: dict[bytes, bytes]) -> None:
-        """Browsers say which page asks; a foreign page must not listen with the user's token."""
-        origin = headers.get(b"origin", b"").decode("latin-1")
-        if not origin or ANYWHERE in self._origins or origin in self._origins:
-            return
-        if urlsplit(origin).netloc != headers.get(b"host", b"").decode("latin-1"):
-            raise PermissionDenied(f"pages of {origin[:128]} may not listen here")
-
-
-def _token(scope: Scope, headers: dict[bytes, bytes]) -> str | None:
-    query: bytes = scope.get("query_string", b"")
-    given = parse_qs(query.decode("latin-1")).get("token")
-    if given:
-        return given[-1]
-    authorization = headers.get(b"authorization", b"").decode("latin-1")
-    scheme, _, token = authorization.partition(" ")
-    if not authorization:
-        return None
-    if scheme.lower() != "bearer" or not token.strip():
-        raise Unauthenticated("the Authorization header must be: Bearer <token>")
-    return token.strip()
-
-
-async def _deny(error: FleetplaneError, clock: Clock, scope: Scope, send: Send) -> None:
-    """Refuse the handshake with an HTTP answer, where the server can; else without words."""
-    if "websocket.http.response" not in scope.get("extensions", {}):
-        await send({"type": "websocket.close", "code": 1008})
-        return
-    await _answer(error, clock, send, kind="websocket.http.response")
-
-
-async def _refuse_http(clock: Clock, send: Send) -> None:
-    await _answer(InvalidArgument("this path speaks WebSocket only"), clock, send, kind="http.response")
-
-
-async def _answer(error: FleetplaneError, clock: Clock, send: Send, *, kind: str) -> None:
-    answer = refusal(error, f"req-{clock.token_bytes(9).hex()}")
-    headers: list[Any] = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
-    await send({"type": f"{kind}.start", "status": answer.status, "headers": headers})
-    await send({"type": f"{kind}.body", "body": answer.body})

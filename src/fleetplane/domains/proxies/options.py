@@ -16,10 +16,10 @@ from fleetplane.domains.proxies.accounts import email_problems
 from fleetplane.domains.proxies.acme.orders import AuthorityOptions
 from fleetplane.domains.proxies.acme.side import AcmeOptions
 from fleetplane.domains.proxies.agent import rendering
-from fleetplane.domains.proxies.event_app import ANYWHERE
 from fleetplane.domains.proxies.rest_side import RestOptions
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.rpc.sockets import PORT_LIMIT
+from fleetplane.web.sockets import ANYWHERE
 
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9._\[\]:-]+")
 
