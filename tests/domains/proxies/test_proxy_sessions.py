@@ -11,11 +11,12 @@ from pathlib import Path
 import httpx
 import jwt
 import pytest
+import structlog
 from proxy_api import ADMIN_EMAIL, ADMIN_PASSWORD, Api, rest_api
 
 from fleetplane.domains.proxies.accounts import FAILURES_LIMIT
 from fleetplane.domains.proxies.kinds import SESSION
-from fleetplane.kernel.identity.passwords import NOBODYS, PAUSE_SECONDS, Failures
+from fleetplane.kernel.identity.passwords import NOBODYS, PAUSE_SECONDS, Failures, Passwords
 
 
 async def login(api: Api, email: str = ADMIN_EMAIL, password: str = ADMIN_PASSWORD) -> httpx.Response:
@@ -104,6 +105,34 @@ async def test_logout_ends_the_access_token_too(tmp_path: Path) -> None:
         assert await me(api, api.admin.token) == 401
 
 
+@pytest.mark.parametrize("taken_back", [{"password": "quite another one"}, {"disabled": True}, None])
+async def test_who_is_being_let_in_while_that_is_taken_back_stays_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken_back: dict[str, object] | None
+) -> None:
+    checked, go_on = asyncio.Event(), asyncio.Event()
+    verify = Passwords.verify
+
+    async def slowly(self: Passwords, user: str | None, password: str) -> str | None:
+        found = await verify(self, user, password)
+        checked.set()
+        await go_on.wait()
+        return found
+
+    async with rest_api(tmp_path) as api:
+        born = {"email": "late@example.com", "name": "Late", "password": "correct horse battery"}
+        user = await api.admin.post("/users", born)
+        monkeypatch.setattr(Passwords, "verify", slowly)
+        login_ = asyncio.create_task(login(api, born["email"], born["password"]))
+        await checked.wait()
+        if taken_back is None:
+            await api.admin.delete(f"/users/{user['id']}")
+        else:
+            await api.admin.patch(f"/users/{user['id']}", taken_back)
+        go_on.set()
+        assert (await login_).status_code == 401
+        assert [one for one in api.store.list(SESSION) if one.spec.user == user["id"]] == []
+
+
 async def test_a_new_password_ends_all_other_sessions(tmp_path: Path) -> None:
     async with rest_api(tmp_path) as api:
         other = (await login(api)).json()
@@ -166,6 +195,18 @@ def test_an_account_pauses_after_too_many_failures_and_recovers() -> None:
     assert failures.pause_seconds("a", now=10.0) == PAUSE_SECONDS - 10
     assert failures.pause_seconds("b", now=10.0) == 0
     assert failures.pause_seconds("a", now=PAUSE_SECONDS + 1.0) == 0
+
+
+async def test_an_account_that_pauses_stands_in_the_log_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with rest_api(tmp_path) as api:
+        monkeypatch.setattr(api.rest._accounts, "_failures", Failures(limit=2))
+        with structlog.testing.capture_logs() as logs:
+            codes = [(await login(api, password="wrong password")).status_code for _ in range(3)]
+    assert codes == [401, 401, 429]
+    told = [(entry["account"], entry["seconds"]) for entry in logs if "account_locked" in entry["event"]]
+    assert told == [(ADMIN_EMAIL, PAUSE_SECONDS)]
 
 
 async def test_tokens_of_a_rotated_key_stay_good(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import secrets
 from typing import Any
 
 import msgspec
+import structlog
 
 from fleetplane.domains.proxies.kinds import MEMBERSHIP, USER, User, UserSpec, user_scope
 from fleetplane.domains.proxies.names import (
@@ -32,6 +33,8 @@ from fleetplane.kernel.identity.passwords import Failures, Passwords
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.web.problems import Code, Problem
 from fleetplane.web.rate import RateLimit
+
+log = structlog.get_logger(__name__)
 
 EMAIL = "email"
 EMAIL_LIMIT = 254
@@ -60,6 +63,8 @@ class Accounts:
         self._by_address = RateLimit(ATTEMPTS_PER_ADDRESS)
         self._by_email = RateLimit(ATTEMPTS_PER_EMAIL)
         self._failures = Failures(limit=FAILURES_LIMIT)
+        self._replaced: dict[str, int] = {}
+        """How often a user's password was replaced since the start."""
 
     # Logging in.
 
@@ -68,14 +73,30 @@ class Accounts:
         self._slow_down(account, address)
         user = self.by_email(account)
         known = user is not None and not user.spec.disabled
+        replaced = self._replaced.get(user.name, 0) if user is not None else 0
         stored = await self._passwords.verify(user.name if known and user is not None else None, password)
         if stored is None or user is None:
-            self._failures.failed(account, now=self._now())
+            self._failed(account, address)
             raise Unauthenticated("the e-mail or the password is wrong")
         self._failures.succeeded(account)
         if self._passwords.outdated(stored):
             await self._set_password(user.name, password, actor=actor, action="user.rehash")
-        return await self._sessions.open(user, actor=actor or f"user/{user.name}")
+
+        def still_good(draft: Draft) -> bool:
+            """Checking took a while, in which everything may have been taken back."""
+            current = draft.get(USER, user_scope(user.name), user.name)
+            return (
+                current is not None
+                and not current.spec.disabled
+                and self._replaced.get(user.name, 0) == replaced
+            )
+
+        return await self._sessions.open(user, actor=actor or f"user/{user.name}", still_good=still_good)
+
+    def _failed(self, account: str, address: str) -> None:
+        self._failures.failed(account, now=self._now())
+        if pause := self._failures.pause_seconds(account, now=self._now()):
+            log.warning("proxies.account_locked", account=account, address=address, seconds=round(pause))
 
     def _slow_down(self, account: str, address: str) -> None:
         now = self._now()
@@ -173,6 +194,7 @@ class Accounts:
 
         touches = [USER.key(scope, identity)]
         await self._store.transact(change, actor=actor, action="user.delete", touches=touches)
+        self._replaced.pop(identity, None)
         await self._sessions.close_all(identity, actor=actor, action="user.delete")
 
     # Passwords.
@@ -187,14 +209,19 @@ class Accounts:
             self._failures.failed(account, now=self._now())
             raise Unauthenticated("the current password is wrong")
         refuse(password_problems(new, field="new_password"))
-        await self._set_password(user.name, new, actor=actor, action="user.password")
+        await self._replace_password(user.name, new, actor=actor, action="user.password")
         await self._sessions.close_all(user.name, actor=actor, action="user.password", but=session)
 
     async def reset_password(self, identity: str, new: str, *, actor: str) -> None:
         """By an administrator: every session of the user ends."""
         refuse(password_problems(new, field="password"))
-        await self._set_password(self.get(identity).name, new, actor=actor, action="user.password_reset")
+        await self._replace_password(self.get(identity).name, new, actor=actor, action="user.password_reset")
         await self._sessions.close_all(identity, actor=actor, action="user.password_reset")
+
+    async def _replace_password(self, user: str, password: str, *, actor: str, action: str) -> None:
+        """From here on nobody gets in with the one before, also not who is being let in just now."""
+        self._replaced[user] = self._replaced.get(user, 0) + 1
+        await self._set_password(user, password, actor=actor, action=action)
 
     async def _set_password(self, user: str, password: str, *, actor: str, action: str) -> None:
         hashed = await self._passwords.hash(password)

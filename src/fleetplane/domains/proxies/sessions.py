@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import uuid
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -134,13 +135,18 @@ class Sessions:
 
     # Sessions.
 
-    async def open(self, user: User, *, actor: str) -> TokenPair:
+    async def open(
+        self, user: User, *, actor: str, still_good: Callable[[Draft], bool] = lambda _: True
+    ) -> TokenPair:
+        """`still_good` says, at the last moment, whether the user may be let in."""
         session = str(uuid.UUID(bytes=self._clock.token_bytes(16), version=4))
         scope = user_scope(user.name)
         older = in_order(self._store.list(SESSION, scope))
         surplus = [one.name for one in older[: max(0, len(older) + 1 - SESSIONS_LIMIT)]]
 
         def change(draft: Draft) -> None:
+            if not still_good(draft):
+                raise Unauthenticated("the e-mail or the password is wrong")
             for name in surplus:
                 _end(draft, scope, name)
             spec = SessionSpec(user=user.name, expires_at_ns=draft.now_ns + LONGEST_SECONDS * NS)
