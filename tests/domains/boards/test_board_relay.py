@@ -285,3 +285,33 @@ async def test_a_board_that_is_gone_cannot_be_measured(rig: BoardsRig) -> None:
 
     with pytest.raises(Unavailable):
         await rig.domain.nodes.history.now(member.number, asked=ASKED)
+
+
+async def test_a_followed_file_is_read_on_when_the_boards_agent_was_restarted(
+    rig: BoardsRig, tmp_path: Path
+) -> None:
+    app = tmp_path / "app.log"
+    app.write_text("one\n")
+    wanted = pb.LogFilter(sources=["file:app"], follow=True, tail_lines=100)
+    found: list[str] = []
+
+    async def follow(board: int) -> None:
+        async with aclosing(rig.domain.nodes.logs.read(board, wanted, asked=ASKED)) as entries:
+            async for entry in entries:
+                if entry.message:
+                    found.append(entry.message)
+
+    config = configured(logs={"files": {"app": str(app)}})
+    async with asyncio.TaskGroup() as tasks:
+        async with node_rig(tmp_path, rig, config=config) as first:
+            await until(lambda: status_of(rig.board(number_of(first))).port == first.ports.agent_port)
+            reading = tasks.create_task(follow(number_of(first)))
+            await until(lambda: found == ["one"])
+        with app.open("a") as more:
+            more.write("two\n")
+        async with node_rig(tmp_path, rig, config=config):
+            with app.open("a") as more:
+                more.write("three\n")
+            await until(lambda: found == ["one", "two", "three"])
+            reading.cancel()
+    assert rig.domain.nodes.logs.statistics().resumed == 1

@@ -93,7 +93,7 @@ def translated(error: grpc.aio.AioRpcError, *, board: int) -> FleetplaneError:
     """The error that a failed call to a board stands for."""
     words = (error.details() or "no further words")[:TEXT_LIMIT]
     info = _info(error)
-    if info is None:
+    if info is None or info.reason == Unavailable.reason:  # one that is about to stop gives no other reason
         kind = _WITHOUT_WORDS.get(error.code(), BoardFailed)
         return kind(f"board {board}: {words}", details={"code": error.code().name})
     return refused(
