@@ -155,7 +155,7 @@ async def test_nobody_is_given_a_private_key(rig: BoardsRig) -> None:
 @pytest.mark.parametrize(
     "kind", [pi.CERTIFICATE_TYPE_CA, pi.CERTIFICATE_TYPE_INTERMEDIATE, pi.CERTIFICATE_TYPE_SSH]
 )
-async def test_the_authority_makes_no_other_authorities(rig: BoardsRig, kind: int) -> None:
+async def test_the_authority_makes_no_other_authorities(rig: BoardsRig, kind: Any) -> None:
     admin = await operator(rig)
 
     assert (await refusal(admin.CreateCertificateRequest(asking(type=kind)))).code() is CODE.UNIMPLEMENTED

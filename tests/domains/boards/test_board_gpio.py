@@ -70,7 +70,8 @@ async def registered(rig: BoardsRig, board: int, node: NodeRig) -> None:
 
 async def device(admin: Operator, board: int, **said: Any) -> pi.GPIODevice:
     wanted = {"name": "lamp", "pin_number": PIN, "direction": pi.GPIO_DIRECTION_OUTPUT, **said}
-    return await admin.CreateGPIODevice(pi.CreateGPIODeviceRequest(node_id=board, **wanted))
+    made: pi.GPIODevice = await admin.CreateGPIODevice(pi.CreateGPIODeviceRequest(node_id=board, **wanted))
+    return made
 
 
 def level(node: NodeRig, pin: int = PIN) -> int:
@@ -556,9 +557,10 @@ async def test_a_board_makes_a_leased_pin_safe_when_the_server_is_gone(rig: Boar
     await device(admin, number_of(node))
     await nodes.driver.reserve(1, "robot", seconds=1.5, asked=BOSS)
     await nodes.driver.write(1, 1, holder="robot", asked=BOSS)
-    # Whatever the server would do about it, it cannot reach the board any more.
-    await nodes.links.close()
-    nodes.links._address = lambda _board: (_ for _ in ()).throw(PermissionDenied("cut off"))  # type: ignore[method-assign]
+    # Whatever the server would do about it, it does not get through any more.
+    await rig.kernel.revocations.revoke(
+        principal=f"board/{number_of(node)}", reason="cut off", actor="operator/boss"
+    )
 
     await until(lambda: level(node) == 0)
 
