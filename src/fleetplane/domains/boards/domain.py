@@ -154,4 +154,5 @@ class BoardDomain:
             tasks.create_task(self.rest.run(), name="boards/rest")
 
     def drain(self) -> None:
+        self.rest.drain()
         self.core.sessions.close_all(STOPPING)

@@ -5,14 +5,19 @@ Litestar is loaded here, when this half is built, and by nobody who does not run
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 import msgspec
 from prometheus_client.registry import Collector
 
+from fleetplane.domains.boards import events_app
 from fleetplane.domains.boards.core import BoardCore
 from fleetplane.domains.boards.disclosures import DISCLOSURE, Disclosures
+from fleetplane.domains.boards.event_feed import EventFeed
+from fleetplane.domains.boards.events_app import EventsApp
+from fleetplane.domains.boards.events_socket import Ground
 from fleetplane.domains.boards.logins import LOGIN, Logins
 from fleetplane.domains.boards.node_side import NodeSide
 from fleetplane.domains.boards.people import PERSON, People
@@ -73,6 +78,13 @@ class RestSide:
             PREFIX, (*self._own_routes(), *self._node_routes(nodes), *self._provisioning_routes(provisioning))
         )
         self.gate.require_complete(self.table.permissions)
+        self.feed = EventFeed(store, clock)
+        self.events = EventsApp(
+            Ground(
+                feed=self.feed, logs=nodes.logs, gate=self.gate, authenticate=self.logins.of_token,
+                clock=clock,
+            )
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<RestSide {self.table!r}>"
@@ -136,6 +148,7 @@ class RestSide:
         return (
             Mount(path=PREFIX, app=self._gateway, summary="REST: boards"),
             Mount(path=DOCUMENT, app=Documents({DOCUMENT: document})),
+            Mount(path=events_app.PATH, app=self.events, summary="events of boards, over WebSocket"),
             Mount(path="/health", app=probes),
             Mount(path="/ready", app=probes),
         )
@@ -148,8 +161,17 @@ class RestSide:
         return msgspec.json.encode(made)
 
     async def run(self) -> None:
-        """Forget what is over, until cancelled."""
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.feed.run(), name="boards/events")
+            tasks.create_task(self._sweep(), name="boards/rest/sweep")
+
+    async def _sweep(self) -> None:
+        """Forget what is over."""
         while True:
             await self._clock.sleep(SWEEP_SECONDS)
             await self._answers.sweep()
             await self.logins.sweep()
+
+    def drain(self) -> None:
+        self.events.drain()

@@ -158,7 +158,8 @@ class TelemetryRoutes:
         number = number_in(call)
         self._boards.require(number)
         asked = asked_by(call.caller.principal)
-        return Stream(chunks=self._entries(number, _filter(call), asked), content_type=EVENT_STREAM)
+        wanted = _filter(call, now_ns=self._clock.now_ns())
+        return Stream(chunks=self._entries(number, wanted, asked), content_type=EVENT_STREAM)
 
     async def _entries(self, number: int, wanted: pb.LogFilter, asked: Asked) -> AsyncGenerator[bytes]:
         """What goes wrong on the way is told in the stream: its beginning has gone out already."""
@@ -188,13 +189,16 @@ def _mark(cursor: str) -> str:
     return cursor if cursor.isprintable() else ""
 
 
-def _filter(call: BoardCall) -> pb.LogFilter:
+def _filter(call: BoardCall, *, now_ns: int) -> pb.LogFilter:
     level = call.query.get("level")
     if level is not None and level not in _LEVELS:
         raise InvalidArgument(f"is not one of {', '.join(_LEVELS)}", field="level")
     since, until = (
         parsed(call.query[name], field=name) if name in call.query else None for name in ("since", "until")
     )
+    tail = whole(call, "tail", default=TAIL, low=0, high=TAIL_LIMIT)
+    if not tail and since is None:  # to a board, 0 is nothing said: what is meant is nothing from before
+        since = now_ns
     return pb.LogFilter(
         min_level=_LEVELS[level] if level is not None else None,
         units=call.many["unit"],
@@ -203,7 +207,7 @@ def _filter(call: BoardCall) -> pb.LogFilter:
         regex=call.query.get("regex", ""),
         since=moment(since),
         until=moment(until),
-        tail_lines=whole(call, "tail", default=TAIL, low=0, high=TAIL_LIMIT),
+        tail_lines=tail,
         follow=flag(call, "follow"),
         cursor=call.query.get("cursor") or call.headers.get("last-event-id") or "",
         current_boot_only=flag(call, "boot"),
