@@ -130,12 +130,13 @@ async def node_rig(
     config: NodeConfig | None = None,
     copper: SimulatedBoard | None = None,
     parts: Parts | None = None,
+    opened: list[Ports] | None = None,
 ) -> AsyncIterator[NodeRig]:
     """A member of the server's fleet; without one, a node that serves its own machine in plain text."""
     if config is None:
         config = configured() if server else configured(listen={**LOCAL, "plaintext": "127.0.0.1:0"})
     copper = copper or SimulatedBoard()
-    opened: list[Ports] = []
+    opened = [] if opened is None else opened
     parts = parts or make_parts(folder / "node", config, copper, opened=opened.append)
     membership = await asyncio.to_thread(parts.folder.load_membership)
     if server is not None and membership is None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from boards_rig import until
+from processes_seen import gone, with_mark
 
 from fleetplane.domains.boards.agent import command_runs
 from fleetplane.domains.boards.agent.command_rules import Job
@@ -31,28 +31,6 @@ def job(program: str, *arguments: str, **more: Any) -> Job:
 
 async def run(made: Job, *, processes: int = 16, memory_bytes: int = 256 << 20) -> Ended:
     return await command_runs.run(made, processes=processes, memory_bytes=memory_bytes)
-
-
-def with_mark(mark: str) -> Iterator[int]:
-    """Processes whose command line has the mark in it."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                line = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if mark.encode() in line:
-                yield int(entry.name)
-
-
-def gone(mark: str) -> bool:
-    return not list(with_mark(mark))
-
-
-@pytest.fixture
-def mark(tmp_path: Path) -> str:
-    """A number of seconds to sleep that nobody else sleeps."""
-    return f"97.{abs(hash(str(tmp_path))) % 10**9:09d}"
 
 
 async def test_outputs_and_code_come_back() -> None:

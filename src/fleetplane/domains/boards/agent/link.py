@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -58,9 +59,18 @@ def endpoint(address: str) -> tuple[str, int]:
     if not colon or (":" in host and not host.startswith("[")):
         host, port = address, str(DEFAULT_PORT)
     host = host.strip("[]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    known = not (":" in host and not _is_address(host))
+    if not host or not known or not port.isdecimal() or not 0 < int(port) < 65536:
         raise InvalidArgument(f"{address!r} is no HOST:PORT", field="server")
     return host, int(port)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def canonical(address: str) -> str:

@@ -34,6 +34,7 @@ from fleetplane.kernel.errors import FleetplaneError
 RETRY: Final = Backoff(first_seconds=1.0, ceiling_seconds=60.0)
 REFUSED_RETRY: Final = Backoff(first_seconds=30.0, ceiling_seconds=600.0)
 """After an answer that will hardly be another next time: someone has to do something first."""
+RENEW_AGAIN_SECONDS: Final = 60.0
 GOODBYE_SECONDS: Final = 2.0
 
 
@@ -59,6 +60,7 @@ class Reporter:
     _sequence: int = 0
     _heard_at: float = field(init=False)
     _lost: bool = False
+    _renewed_at: float | None = None
     _registered: bool = False
     """In this run: a server brings pins back to what they should be when an agent registers."""
 
@@ -177,10 +179,18 @@ class Reporter:
     async def _register_if_due(self, channel: grpc.aio.Channel, identity: Credentials) -> bool:
         """Whether that brought a new identity."""
         me = await self.describe()
-        renew = self._now() >= identity.life.renewal_at
+        renew = self._now() >= identity.life.renewal_at and self._may_renew_again()
         if self._registered and me.digest() == self.membership.registered and not renew:
             return False
         return await self._register(channel, me, renew=renew)
+
+    def _may_renew_again(self) -> bool:
+        """A server that issues certificates which are old already is not asked all the time."""
+        now = self.node.clock.monotonic()
+        if self._renewed_at is not None and now - self._renewed_at < RENEW_AGAIN_SECONDS:
+            return False
+        self._renewed_at = now
+        return True
 
     async def _register(self, channel: grpc.aio.Channel, me: Self, *, renew: bool) -> bool:
         registrar = Registrar(self.folder, self.node.clock)
