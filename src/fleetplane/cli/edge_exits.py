@@ -10,7 +10,15 @@ from typing import Any, TypeVar
 import click
 
 from fleetplane.cli.exits import explain
-from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, PermissionDenied, Unauthenticated
+from fleetplane.kernel.errors import (
+    AlreadyExists,
+    Conflict,
+    FailedPrecondition,
+    FleetplaneError,
+    InvalidArgument,
+    PermissionDenied,
+    Unauthenticated,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -41,6 +49,8 @@ def code_of(error: BaseException) -> EdgeExit:
             return EdgeExit.AUTH
         case InvalidArgument():
             return EdgeExit.USAGE
+        case AlreadyExists() | Conflict() | FailedPrecondition():
+            return EdgeExit.CONFLICT
         case TimeoutError():
             return EdgeExit.DEADLINE
     return EdgeExit.FAILURE

@@ -1,0 +1,284 @@
+"""`fleetplane edge` and `fleetplane tokens` as processes, against a real server with daemons."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from cli_runner import COMMAND, Outcome
+from edge_company import at_work, ours_at_work
+from edge_site import Rest, Site, a_tenant, site, until
+from shipped_daemon import ShippedDaemon
+
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("FLEETPLANE_", "AEGIS_"))}
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("cli") / "data") as here:
+        yield here
+
+
+@pytest.fixture
+async def rest(house: Site) -> AsyncIterator[Rest]:
+    async with house.rest(a_tenant()) as opened:
+        yield opened
+
+
+class Shell:
+    """The command line on the server's own machine, for one tenant."""
+
+    def __init__(self, house: Site, tenant: str) -> None:
+        self.environment = CLEAN | {
+            "FLEETPLANE_DATA_DIR": str(house.data_dir), "AEGIS_EFFECTIVE_TENANT": tenant,
+        }  # fmt: skip
+
+    async def __call__(self, *words: str, **more: str) -> Outcome:
+        def call() -> Outcome:
+            done = subprocess.run(
+                [*COMMAND, *words], capture_output=True, text=True, timeout=60, check=False,
+                env=self.environment | more,
+            )  # fmt: skip
+            return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
+
+        return await asyncio.to_thread(call)
+
+    async def edge(self, *words: str, **more: str) -> Outcome:
+        return await self("edge", *words, **more)
+
+    async def drawn(self, *words: str) -> tuple[int, str]:
+        """The same in a terminal: its code and everything that it drew."""
+        mine, theirs = pty.openpty()
+        process = await asyncio.create_subprocess_exec(
+            *COMMAND, "edge", *words, stdin=theirs, stdout=theirs, stderr=theirs,
+            env=self.environment | {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"},
+        )  # fmt: skip
+        os.close(theirs)
+        reading = asyncio.create_task(asyncio.to_thread(_read_all, mine))
+        async with asyncio.timeout(30):
+            code = await process.wait()
+            return code, await reading
+
+
+def _read_all(descriptor: int) -> str:
+    found = b""
+    try:
+        while chunk := os.read(descriptor, 65_536):
+            found += chunk
+    except OSError:  # the other end is closed
+        pass
+    finally:
+        os.close(descriptor)
+    return found.decode()
+
+
+@pytest.fixture
+def shell(house: Site, rest: Rest) -> Shell:
+    return Shell(house, rest.tenant)
+
+
+@asynccontextmanager
+async def two(house: Site, rest: Rest) -> AsyncIterator[tuple[ShippedDaemon, ShippedDaemon]]:
+    async with at_work(house, rest, name="one") as first, at_work(house, rest, name="two") as second:
+        yield first, second
+
+
+# Daemons.
+
+
+async def test_a_token_is_printed_alone_and_listed_daemons_in_every_format(
+    house: Site, rest: Rest, shell: Shell
+) -> None:
+    empty = await shell.edge("ls")
+    assert (empty.out, empty.err) == ("", "no daemons; `fleetplane edge token` invites one\n")
+    made = await shell.edge("token", "--name", "box", "--ttl", "5m")
+    assert made.code == 0
+    assert len(made.out.split()) == 1
+    assert "fleetplane agent edge enroll" in made.err
+    daemon = await ShippedDaemon.enroll(house.edge, made.out.strip(), heartbeat_seconds=1)
+    async with daemon.running():
+        await rest.connected(daemon.node_id)
+        assert (await shell.edge("tag", "add", daemon.node_id, "prod", "eu")).out == "prod,eu\n"
+        assert (await shell.edge("tag", "rm", daemon.node_id, "eu")).out == "prod\n"
+        assert (await shell.edge("rename", daemon.node_id, "renamed")).code == 0
+        table = await shell.edge("ls", "--tag", "prod", "--connected")
+        assert table.out.split()[:6] == ["NODE", "NAME", "STATUS", "SYSTEM", "TAGS", "HEARD"]
+        assert table.out.splitlines()[1].split()[:5] == [
+            daemon.node_id, "renamed", "Connected", "linux/x86_64", "prod",
+        ]  # fmt: skip
+        (host,) = json.loads((await shell.edge("ls", "-o", "json")).out)
+        assert (host["node_id"], host["tags"]) == (daemon.node_id, ["prod"])
+        (again,) = yaml.safe_load((await shell.edge("ls", "-o", "yaml")).out)
+        assert again["capabilities"] == host["capabilities"]
+        assert json.loads((await shell.edge("ls", "--disconnected", "-o", "json")).out) == []
+
+
+async def test_daemons_are_drained_resumed_and_revoked(house: Site, rest: Rest, shell: Shell) -> None:
+    async with at_work(house, rest, name="box") as daemon:
+        drained = await shell.edge("drain", daemon.node_id, "--grace", "1s")
+        assert (drained.code, "wanted draining" in drained.err) == (0, True)
+        assert (await shell.edge("run", "--target", "all", "--", "true")).code == 5
+        assert (await shell.edge("resume", daemon.node_id)).code == 0
+        unsure = await shell.edge("revoke", daemon.node_id)
+        assert unsure.code != 0  # nobody said yes
+        assert (await shell.edge("revoke", daemon.node_id, "--yes")).code == 0
+        assert (await rest.host(daemon.node_id))["status"] == "Revoked"
+    assert (await shell.edge("tag", "add", "nosuch", "x")).code == 1
+
+
+async def test_groups_are_made_changed_used_and_removed(house: Site, rest: Rest, shell: Shell) -> None:
+    assert (await shell.edge("group", "ls")).err == "no groups\n"
+    async with two(house, rest) as (first, second):
+        made = await shell.edge("group", "create", "web", "--selector", "tags=web", "--pin", first.node_id)
+        assert re.fullmatch(r"[0-9a-f-]{36}\n", made.out)
+        assert (await shell.edge("group", "create", "web")).code == 4
+        assert (await shell.edge("group", "set-pinned", "web", "--add", second.node_id)).code == 0
+        (group,) = json.loads((await shell.edge("group", "ls", "-o", "json")).out)
+        assert group["resolved_member_count"] == 2
+        preview = await shell.edge("preview", "--target", "group:web")
+        assert preview.out.count(" yes") == 2
+        done = await shell.edge("run", "--target", "group:web", "--", "echo", "hi")
+        assert (done.code, done.out.count("  hi\n")) == (0, 2)
+        assert (await shell.edge("group", "rm", "web")).code == 0
+        assert (await shell.edge("preview", "--target", "group:web")).code == 1
+
+
+# Runs.
+
+
+async def test_a_run_in_plain_lines_says_who_said_what_and_how_it_ended(
+    house: Site, rest: Rest, shell: Shell
+) -> None:
+    async with two(house, rest) as (first, second):
+        done = await shell.edge("run", "--target", "all", "--", "/bin/sh", "-c", "echo out; echo err >&2")
+        assert done.code == 0
+        assert sorted(done.out.splitlines()) == sorted(
+            line
+            for daemon in (first, second)
+            for line in (f"{daemon.node_id[:8]}  out", f"{daemon.node_id[:8]}  ok exit=0")
+        )
+        assert f"{first.node_id[:8]}  err\n" in done.err
+        assert done.err.endswith("complete: ok=2 err=0 timed_out=0 cancelled=0 not_started=0\n")
+        assert "\x1b" not in done.out + done.err
+        (run,) = json.loads((await shell.edge("runs", "-o", "json")).out)
+        one = json.loads((await shell.edge("runs", run["fleet_command_id"], "-o", "json")).out)
+        assert {node["stdout_tail"] for node in one["per_node"]} == {"out\n"}
+        table = await shell.edge("runs", run["fleet_command_id"])
+        assert table.out.splitlines()[0].split() == ["NODE", "OUTCOME", "EXIT", "TOOK", "WORDS"]
+        assert "ok=2" in (await shell.edge("runs", "--tool", "cmd.run")).out
+        assert (await shell.edge("runs", "nosuch")).code == 1
+
+
+async def test_a_run_in_a_terminal_is_drawn_as_a_grid(house: Site, rest: Rest, shell: Shell) -> None:
+    async with two(house, rest) as (first, second):
+        code, drawn = await shell.drawn("run", "--target", "all", "--", "/bin/sh", "-c", "echo last words")
+        assert code == 0
+        assert "\x1b[" in drawn
+        plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
+        for daemon in (first, second):
+            assert re.search(rf"{daemon.node_id} +✓ ok +last words", plain), plain
+        assert "complete: ok=2" in plain
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--on-error", "continue", "--", "/bin/sh", "-c", "exit 3"), 1),
+        (("--mode", "sideways", "--", "true"), 2),
+        (("--args", "[1]"), 2),
+        (("--arg", "novalue"), 2),
+        (("--require-min", "3", "--", "true"), 9),
+        (("--mode", "sequential", "--", "/bin/sh", "-c", "exit 3"), 6),
+        (("--on-error", "stop-after=2", "--mode", "rolling=1", "--", "/bin/sh", "-c", "exit 3"), 1),
+        (("--on-error", "continue", "--deadline", "1s", "--", "sleep", "30"), 8),
+    ],
+)
+async def test_a_run_ends_with_the_code_of_what_became_of_it(
+    house: Site, rest: Rest, shell: Shell, words: tuple[str, ...], code: int
+) -> None:
+    async with two(house, rest):
+        done = await shell.edge("run", "--target", "all", *words)
+        assert done.code == code, done
+        assert len(done.err.splitlines()) >= 1
+
+
+async def test_a_cancelled_run_ends_with_7_for_who_follows_it(
+    house: Site, rest: Rest, shell: Shell, tmp_path: Path
+) -> None:
+    async with at_work(house, rest):
+        words = ("--", "/bin/sh", "-c", f"touch {tmp_path}/begun; exec sleep 30")
+        following = asyncio.create_task(shell.edge("run", "--target", "all", *words))
+        await until((tmp_path / "begun").exists)
+        (run,) = (await rest.get("/fleet/runs"))["items"]
+        taken = await shell.edge("cancel", run["fleet_command_id"])
+        assert (taken.code, taken.err) == (0, "1 taken back\n")
+        assert (await following).code == 7
+        assert (await shell.edge("cancel", run["fleet_command_id"])).err == "it was over already\n"
+
+
+async def test_a_detached_run_prints_its_id_and_a_durable_one_waits(
+    house: Site, rest: Rest, shell: Shell
+) -> None:
+    daemon = await house.shipped(rest)
+    begun = await shell.edge("run", "--target", "all", "--deliver-by", "1m", "--detach", "--", "true")
+    assert re.fullmatch(r"[0-9a-f-]{36}\n", begun.out)
+    async with daemon.running():
+        assert (await rest.ended(begun.out.strip()))["summary"]["ok"] == 1
+
+
+async def test_keys_are_replaced_in_waves_by_daemons_that_know_how(
+    house: Site, rest: Rest, shell: Shell, tmp_path: Path
+) -> None:
+    async with ours_at_work(house, rest, tmp_path / "ours") as node_id:
+        done = await shell.edge("rotate", "--target", f"@{node_id}")
+        assert done.code == 0, done
+        assert (await rest.host(node_id))["key_version"] == 2
+        assert (await shell.edge("run", "--target", "all", "--", "true")).code == 0
+        async with at_work(house, rest):
+            mixed = await shell.edge(
+                "rotate", "--target", "all", "--mode", "rolling=1", "--on-error", "continue"
+            )
+            assert mixed.code == 1
+            assert "edge.rotate_key" in mixed.out  # those in the field say that they do not know it
+
+
+# Tokens, and from elsewhere.
+
+
+async def test_tokens_let_others_act_from_elsewhere_as_far_as_their_roles_go(
+    house: Site, rest: Rest, shell: Shell, tmp_path: Path
+) -> None:
+    name = f"ci-{rest.tenant}"
+    role = ("--role", "aegis.edge.hosts.read", "--tenant", rest.tenant)
+    made = await shell("tokens", "create", name, *role)
+    token = made.out.strip()
+    assert made.code == 0
+    elsewhere = {
+        "FLEETPLANE_TOKEN": token,
+        "FLEETPLANE_SERVER": house.server.web,
+        "FLEETPLANE_DATA_DIR": "/x",
+    }
+    assert (await shell.edge("ls", **elsewhere)).code == 0
+    assert (await shell.edge("token", **elsewhere)).code == 3  # no such role
+    assert (await shell.edge("ls", "--tenant", "umbrella", **elsewhere)).code == 3
+    listed = json.loads((await shell("tokens", "list", "-o", "json")).out)
+    (mine,) = [one for one in listed if one["name"] == name]
+    assert (mine["roles"], mine["tenant"]) == (["aegis.edge.hosts.read"], rest.tenant)
+    assert token not in json.dumps(listed)
+    assert (await shell("tokens", "create", name, *role)).code != 0
+    assert (await shell("tokens", "create", "odd", "--role", "nosuch")).code == 2
+    assert (await shell("tokens", "revoke", name)).code == 0
+    refused = await shell.edge("ls", **elsewhere)
+    assert (refused.code, len(refused.err.splitlines())) == (3, 1)
+    nowhere = await shell.edge("ls", FLEETPLANE_DATA_DIR=str(tmp_path))
+    assert (nowhere.code, "no server listens" in nowhere.err) == (1, True)
+    assert (await shell.edge("ls", FLEETPLANE_SERVER=house.server.web)).code == 2
