@@ -8,6 +8,7 @@ import grpc
 import pytest
 from agents_rig import BOSS, QUICK, FakeAgent, Rig, agents_rig, until
 
+from fleetplane.domains.proxies import service
 from fleetplane.domains.proxies.alerts import ALERT
 from fleetplane.domains.proxies.controller import AgentPolicy
 from fleetplane.domains.proxies.kinds import AGENT, AGENT_TOKEN, AgentTokenSpec
@@ -109,6 +110,16 @@ async def test_the_first_message_must_be_a_registration(rig: Rig) -> None:
     agent.call = agent.stub.Stream()
     await agent.health()
     assert await agent.ended() is grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_an_agent_that_says_nothing_is_told_so_in_time(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "FIRST_MESSAGE_SECONDS", 0.1)
+    agent = await rig.agent("web-01")
+    agent.call = agent.stub.Stream()
+    async with asyncio.timeout(5):
+        assert await agent.ended() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_the_connections_token_must_be_the_registrations(rig: Rig) -> None:
