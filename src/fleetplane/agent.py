@@ -152,7 +152,7 @@ class InstanceAgentSettings:
     metrics_interface: str = ""
     ebpf_counters_path: str = ""
     health_addr: str = ""
-    """Where the protocol's first agent answers probes; we say that we do not."""
+    """Where to answer those who ask whether the agent is connected; empty: nowhere."""
     trust_interval_seconds: float = TRUST_SECONDS
     """Between two questions whom to trust, give or take half."""
     log_format: str = "text"
@@ -168,8 +168,6 @@ async def run_instance_agent(settings: InstanceAgentSettings) -> None:
         _require_writable(folder)
     spot = detect_spot() if settings.spot_interval_seconds > 0 else None
     log.info("agent_started", version=version("fleetplane"), spot=repr(spot) if spot else "none")
-    if settings.health_addr:
-        log.warning("health_address_not_served", address=settings.health_addr)
     agent = await asyncio.to_thread(make_instance_agent, settings, log, spot=spot)
     await _until_stopped(agent.run())
     log.info("agent_stopped")
@@ -235,6 +233,7 @@ def make_instance_agent(
         node=node,
         spot=spot,
         spot_interval_seconds=settings.spot_interval_seconds,
+        health_address=settings.health_addr,
     )
 
 

@@ -176,7 +176,13 @@ def gpu(*, address: str | None, ignored_xids: str, no_health_check: bool, **opti
 @_set("--ipv6", "INSTANCE_IPV6", default="", help="Reported; else the address towards the server.")
 @_set("--metrics-interface", "METRICS_INTERFACE", default="", help="Network interface to report on.")
 @_set("--ebpf-counters-path", "EBPF_COUNTERS_PATH", default="", help="Not read; reported as an error.")
-@_set("--health-addr", "HEALTH_ADDR", default="", metavar="HOST:PORT", help="Not served; said in the log.")
+@_set(
+    "--health-addr",
+    "HEALTH_ADDR",
+    default="",
+    metavar="HOST:PORT",
+    help="Answers HTTP with 200 while the agent is connected, else 503.",
+)
 @_set("--environment", "ENVIRONMENT", default="development", help="`production` logs in JSON.")
 @_set("--debug", "DEBUG", is_flag=True, help="Say everything.")
 @click.option("--log-format", type=click.Choice(["text", "json"]))

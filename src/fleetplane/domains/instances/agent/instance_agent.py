@@ -17,6 +17,7 @@ import grpc.aio
 from fleetplane.domains.instances.agent.certificates import Life
 from fleetplane.domains.instances.agent.identity_folder import Credentials, IdentityFolder
 from fleetplane.domains.instances.agent.link import LinkLost
+from fleetplane.domains.instances.agent.probes import Probes
 from fleetplane.domains.instances.agent.registration import Registrar
 from fleetplane.domains.instances.agent.reporter import watch_spot
 from fleetplane.domains.instances.agent.session import STEADY_SECONDS, Node, Session, to_the_end
@@ -46,6 +47,7 @@ class InstanceAgent:
         node: Node,
         spot: SpotSource | None,
         spot_interval_seconds: float,
+        health_address: str = "",
     ) -> None:
         self._identity = identity
         self._registrar = registrar
@@ -53,10 +55,18 @@ class InstanceAgent:
         self._node = node
         self._spot = spot
         self._spot_interval_seconds = spot_interval_seconds
+        self._channel: grpc.aio.Channel | None = None
+        self.probes = Probes(health_address, lambda: self.is_connected) if health_address else None
         self.sessions = 0
 
     def __repr__(self) -> str:
         return f"<InstanceAgent {self._node.instance_id} sessions={self.sessions}>"
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a session, on a connection that stands."""
+        channel = self._channel
+        return channel is not None and channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def run(self) -> None:
         node = self._node
@@ -73,6 +83,8 @@ class InstanceAgent:
                         log=node.log,
                     )
                 )
+            if self.probes is not None:
+                tasks.create_task(self.probes.run(node.log))
             await self._keep_connected()
 
     async def _keep_connected(self) -> NoReturn:
@@ -111,12 +123,15 @@ class InstanceAgent:
 
         async with line.channel as channel:
             self.sessions += 1
+            self._channel = channel
             try:
                 await Session(channel, self._node, line.life).run(hand_over)
             except BaseException:
                 if successor is not None:
                     await successor.channel.close()
                 raise
+            finally:
+                self._channel = None
         return successor
 
     async def _ready_line(self) -> Line | None:
