@@ -172,10 +172,13 @@ class Commander:
 
     # Carrying.
 
-    async def run(self) -> None:
-        """Until cancelled; what is under way then is ended on the boards as well."""
+    async def prepare(self) -> None:
+        """What an earlier run left under way: nobody will answer for it any more."""
         self.ledger.recover()
         await self.ledger.all_lost()
+
+    async def run(self) -> None:
+        """Until cancelled; what is under way then is ended on the boards as well."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             try:
@@ -216,6 +219,9 @@ class Commander:
             await self._tell(target, command, State.FAILED, error.message)
         except FleetplaneError as error:
             await self._tell(target, command, State.FAILED, error.message)
+        except Exception as error:  # a defect must cost this command its outcome, and no other
+            log.exception("boards.command_broken", command=command, board=target)
+            await self._tell(target, command, State.FAILED, f"{type(error).__name__}: {error}"[:256])
         else:
             answer = answer_of(said)
             self._remember(target, command, answer)

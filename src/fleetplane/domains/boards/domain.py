@@ -140,6 +140,7 @@ class BoardDomain:
     # Life.
 
     async def prepare(self) -> None:
+        await self.nodes.prepare()
         await self.rest.prepare()
         self.core.controller.take_up()
 

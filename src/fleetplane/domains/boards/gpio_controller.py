@@ -27,7 +27,7 @@ from fleetplane.domains.boards.node_pins import NodePins
 from fleetplane.domains.boards.registry import Boards
 from fleetplane.domains.boards.registry import status_of as board_status
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted
 from fleetplane.kernel.reconcile import Reason, Reconciler, Result
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.watch import EventType
@@ -99,7 +99,13 @@ class GpioController:
     def came(self, board: int) -> None:
         """An agent has registered: whatever its pins were, nothing is known of them now."""
         if self._devices.of_board(board):
+            self._look_at(board)
+
+    def _look_at(self, board: int) -> None:
+        try:
             self.reconciler.enqueue(str(board))
+        except ResourceExhausted as error:  # boards are looked at now and then in any case
+            log.error("boards.gpio_not_looked_at", board=board, error=error.message)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -111,12 +117,12 @@ class GpioController:
 
     async def _follow_devices(self) -> None:
         for board in {device.spec.board for device in self._store.list(GPIO_DEVICE, SCOPE)}:
-            self.reconciler.enqueue(str(board))
+            self._look_at(board)
         async with self._store.watch(GPIO_DEVICE, SCOPE) as watch:
             async for batch in watch:
                 for event in batch.events:
                     if event.type is not EventType.DELETED and _wants(event.resource):
-                        self.reconciler.enqueue(str(event.resource.spec.board))
+                        self._look_at(event.resource.spec.board)
 
     async def _follow_boards(self) -> None:
         async with self._store.watch(BOARD, SCOPE) as watch:

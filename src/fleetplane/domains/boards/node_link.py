@@ -32,7 +32,7 @@ from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.revocation import Revocations
 
 CHANNELS_LIMIT: Final = 4096
-"""Open at once, about 60 KB each while connected. The one unused for longest is closed for the next."""
+"""Open at once, about 100 KB each while connected. The one unused for longest is closed for the next."""
 IN_FLIGHT_LIMIT: Final = 32
 """Calls and streams of one board at once."""
 CALL_SECONDS: Final = 5.0
@@ -61,6 +61,9 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_LIMIT_BYTES),
     ("grpc.max_send_message_length", MESSAGE_LIMIT_BYTES),
 )
+
+_CLOSED: Final = (grpc.aio.UsageError, grpc.aio.InternalError)
+"""What the library raises about a channel that is being closed, as at the server's end."""
 
 M = TypeVar("M", bound=Message)
 
@@ -185,6 +188,8 @@ class NodeLinks:
                 said = await method(link)(request, timeout=seconds, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 raise self._failed(error, board) from error
+            except _CLOSED as error:
+                raise BoardUnreachable(f"board {board}: {error}") from error
         assert isinstance(said, answer)
         return said
 
@@ -194,7 +199,7 @@ class NodeLinks:
             try:
                 async with asyncio.timeout(seconds):
                     await link.channel.channel_ready()
-            except TimeoutError:
+            except (TimeoutError, *_CLOSED):
                 self._lost += 1
                 raise BoardUnreachable(
                     f"board {board} could not be reached within {seconds:g} s; nothing was sent"
@@ -205,15 +210,19 @@ class NodeLinks:
     ) -> AsyncGenerator[M, None]:
         """Messages as they are asked for: whoever is slow makes the board wait, and nothing piles up here."""
         async with self._link(board) as link:
-            call = method(link)(request, metadata=asked.metadata())
+            call = None
             try:
+                call = method(link)(request, metadata=asked.metadata())
                 async for said in call:
                     assert isinstance(said, answer)
                     yield said
             except grpc.aio.AioRpcError as error:
                 raise self._failed(error, board) from error
+            except _CLOSED as error:
+                raise BoardUnreachable(f"board {board}: {error}") from error
             finally:
-                call.cancel()
+                if call is not None:
+                    call.cancel()
 
     def _failed(self, error: grpc.aio.AioRpcError, board: int) -> FleetplaneError:
         meaning = translated(error, board=board)

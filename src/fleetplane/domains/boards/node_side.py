@@ -86,6 +86,9 @@ class NodeSide:
 
     # Life.
 
+    async def prepare(self) -> None:
+        await self.commander.prepare()
+
     async def run(self) -> None:
         """Until cancelled; then nobody is called any more."""
         try:
