@@ -39,8 +39,11 @@ def logs(board: str, output: str, **rest: Any) -> None:
     """Read a board's logs, and follow them over broken connections."""
     names = ("follow", "tail", "level", "contains", "regex", "since", "until", "boot")
     chosen = {name: rest.pop(name) for name in names}
-    query = [(name, str(value)) for name, value in chosen.items() if value not in (None, False, True)]
-    query += [(name, "true") for name, value in chosen.items() if value is True]
+    query = [
+        (name, "true" if value is True else str(value))
+        for name, value in chosen.items()
+        if value is not None and value is not False
+    ]
     query += [("unit", unit) for unit in rest.pop("units")]
     query += [("source", source) for source in rest.pop("sources")]
     with client(rest) as server:
