@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from board_node_rig import configured, joined, make_parts, node_rig
 from board_relay import Relay
@@ -50,28 +51,38 @@ async def test_reports_arrive_with_figures_and_a_goodbye(server: BoardsRig, tmp_
     assert server.state(1) == "maintenance"
 
 
-async def test_a_restart_registers_only_if_something_changed(server: BoardsRig, tmp_path: Path) -> None:
-    opened: list[Any] = []
-    config = configured(listen={"addresses": ["127.0.0.1"], "port": await free_port()})
-    copper = SimulatedBoard()
-    parts = make_parts(tmp_path / "node", config, copper, opened=opened.append)
+async def test_every_start_registers_once_and_then_only_what_changed(
+    server: BoardsRig, tmp_path: Path
+) -> None:
+    listen = {"addresses": ["127.0.0.1"], "port": await free_port()}
+    parts = make_parts(tmp_path / "node", configured(listen=listen), SimulatedBoard())
+    labelled = configured(listen=listen, node={"name": "pi-1", "labels": {"a": "b"}})
 
-    async def run_once(parts: Parts) -> str:
-        opened.clear()
+    def count(method: str) -> int:
+        return server.kernel.calls.method("boards", f"/ControlPlane/{method}").finished.get(0, 0)
+
+    async def run_for_three_reports(parts: Parts) -> int:
+        """How often it registered meanwhile."""
+        registered, reported = count("RegisterNode"), count("ReportHealth")
         async with running(parts):
-            await until(lambda: opened)
-            await until(lambda: server.state(1) == "ready" and membership_of(parts).registered)
-        return membership_of(parts).registered
+            await until(lambda: count("ReportHealth") > reported + 2)
+            return count("RegisterNode") - registered
 
     await joined(parts, server)
-    first = await run_once(parts)
-    before = server.store.revision
-    assert await run_once(parts) == first
-    listen = {"addresses": ["127.0.0.1"], "port": config.listen.port}
-    labelled = configured(listen=listen, node={"name": "pi-1", "labels": {"a": "b"}})
-    assert await run_once(replace(parts, config=labelled)) != first
+    assert await run_for_three_reports(parts) == 1
+    assert await run_for_three_reports(parts) == 1  # so that the server sees to its pins
+    assert await run_for_three_reports(replace(parts, config=labelled)) == 1
     assert server.board(1).labels == {"a": "b"}
-    assert server.store.revision > before
+
+
+async def test_what_changes_while_it_runs_is_registered(server: BoardsRig, tmp_path: Path) -> None:
+    copper = SimulatedBoard()
+    async with node_rig(tmp_path, server, copper=copper) as rig:
+        await until(lambda: "gpio" in status_of(server.board(1)).capabilities)
+        copper.unplug()
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await (await rig.node()).ControlGPIO(pb.GPIORequest(pin=18, state=pb.GPIORequest.HIGH))
+        await until(lambda: "gpio" not in status_of(server.board(1)).capabilities)
 
 
 def membership_of(parts: Parts) -> Membership:
