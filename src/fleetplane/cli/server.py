@@ -88,11 +88,14 @@ def _say_where_to_go(addresses: dict[str, list[str]], notices: Sequence[str]) ->
     for name, places in addresses.items():
         for place in places:
             click.echo(f"  {name:12} {place}")
+    attempts = []
     if device := next(iter(addresses.get("device-api", [])), None):
-        click.echo("\nTry, in another terminal:")
-        click.echo(f"  fleetplane gpus list --address {device.removeprefix('http://')}")
-        click.echo(f"  fleetplane gpus watch --address {device.removeprefix('http://')}")
+        attempts += [
+            f"fleetplane gpus {verb} --address {device.removeprefix('http://')}" for verb in ("list", "watch")
+        ]
     if web := next(iter(addresses.get("web", [])), None):
-        click.echo(f"  curl {web}/metrics")
+        attempts.append(f"curl {web}/metrics")
+    if attempts:
+        click.echo("\nTry, in another terminal:\n" + "\n".join(f"  {one}" for one in attempts))
     if notices:
         click.echo("\n" + "\n".join(notices))

@@ -71,8 +71,9 @@ def test_all_random_bits_but_the_first_six_matter() -> None:
     ],
 )
 def test_what_is_not_an_id_is_refused_with_the_reason(text: str, complaint: str) -> None:
-    with pytest.raises(InvalidArgument, match=complaint):
+    with pytest.raises(InvalidArgument, match=complaint) as refused:
         ids.validate(text)
+    assert refused.value.field == "instance_id"
 
 
 def test_time_and_randomness_that_do_not_fit_are_refused() -> None:

@@ -49,21 +49,21 @@ def encode(prefix: str, uuid: UUID) -> str:
 def decode(text: str) -> tuple[str, UUID]:
     """The id's prefix and UUID, or InvalidArgument that says what is wrong with it."""
     if len(text) != ID_LENGTH:
-        raise InvalidArgument(f"an instance id has {ID_LENGTH} characters; {text[:64]!r} has {len(text)}")
+        raise _wrong(f"an instance id has {ID_LENGTH} characters; {text[:64]!r} has {len(text)}")
     prefix, body = text[:PREFIX_LENGTH], text[PREFIX_LENGTH:]
     if not _PREFIX.fullmatch(prefix):
-        raise InvalidArgument(f"instance id {text!r} does not begin with three letters a to z")
+        raise _wrong(f"instance id {text!r} does not begin with three letters a to z")
     bits = 0
     for position, character in enumerate(body, start=PREFIX_LENGTH + 1):
         value = _VALUES.get(character)
         if value is None:
-            raise InvalidArgument(f"instance id {text!r} has {character!r} as character {position}")
+            raise _wrong(f"instance id {text!r} has {character!r} as character {position}")
         bits = bits << 5 | value
     if bits & ((1 << _PADDING_BITS) - 1):
-        raise InvalidArgument(f"instance id {text!r} ends in bits that must be zero")
+        raise _wrong(f"instance id {text!r} ends in bits that must be zero")
     uuid = UUID(int=bits >> _PADDING_BITS)
     if uuid.int >> 76 & 0xF != 7 or uuid.int >> 62 & 0b11 != 0b10:
-        raise InvalidArgument(f"instance id {text!r} does not hold a version 7 UUID")
+        raise _wrong(f"instance id {text!r} does not hold a version 7 UUID")
     return prefix, uuid
 
 
@@ -83,3 +83,7 @@ def storage_key(text: str) -> str:
     """How records about it are named in object storage: sorted by age, whatever the prefix."""
     prefix, uuid = decode(text)
     return f"{uuid}-{prefix}"
+
+
+def _wrong(why: str) -> InvalidArgument:
+    return InvalidArgument(why, field="instance_id")
