@@ -170,6 +170,11 @@ async def _boards(settings: Settings, kernel: Kernel) -> Domain:
         certificate_days=wanted.certificate_days,
         agent_port=wanted.agent_port,
         plain=bool(settings.listeners.boards_plain.addresses),
+        server_names=wanted.server_names,
+        controller_id=wanted.controller_id,
+        unprotected_pins=frozenset(wanted.unprotected_pins),
+        certificate_domains=wanted.certificate_domains,
+        requests_per_minute=wanted.requests_per_minute,
     )
     return BoardDomain(kernel, options)
 

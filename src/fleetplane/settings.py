@@ -346,11 +346,21 @@ class BoardSettings(Section, frozen=True):
     """Life of a board's certificate; boards renew them when a third is left."""
     agent_port: int = 9091
     """Where a board's agent listens if it did not say."""
+    server_names: tuple[str, ...] = ()
+    """Names and addresses at which boards dial this server, beside those it is bound to."""
+    controller_id: str = ""
+    """How this server is called among others; the machine's name when empty."""
+    unprotected_pins: tuple[int, ...] = ()
+    """Of the pins that are protected on every board (0 to 3, 14, 15), those that may be used; each board
+    has to allow it too."""
+    certificate_domains: tuple[str, ...] = ("pi-controller.local", "cluster.local")
+    """Under which servers' names may be certified on request."""
+    requests_per_minute: int = 1000
+    """Per caller of REST."""
 
     def __post_init__(self) -> None:
-        _at_least("boards.heartbeat_seconds", self.heartbeat_seconds, 1)
-        _at_least("boards.certificate_days", self.certificate_days, 1)
-        _at_least("boards.agent_port", self.agent_port, 1)
+        for name in ("heartbeat_seconds", "certificate_days", "agent_port", "requests_per_minute"):
+            _at_least(f"boards.{name}", getattr(self, name), 1)
 
 
 class Settings(Section, frozen=True):
@@ -482,7 +492,7 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parse(text: str, kind: Any) -> Any:
     """Text as its setting's type wants it; msgspec turns the scalars into numbers and booleans."""
-    if get_origin(kind) is tuple and get_args(kind) == (str, ...):
+    if get_origin(kind) is tuple and get_args(kind)[1:] == (...,):
         return [part.strip() for part in text.split(",") if part.strip()]
     return text
 

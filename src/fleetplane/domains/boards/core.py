@@ -35,6 +35,10 @@ class BoardOptions:
     """Pins that are protected on every board, and may be used all the same."""
     certificate_domains: tuple[str, ...] = DOMAINS
     """Under which servers' names may be certified."""
+    server_names: tuple[str, ...] = ()
+    """At which boards dial this server, beside those it is bound to."""
+    requests_per_minute: int = 1000
+    """Per caller of REST."""
     version: str = __version__
 
     @property

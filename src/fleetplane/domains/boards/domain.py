@@ -78,7 +78,7 @@ class BoardDomain:
         }
         if options.plain:
             self.services += (Service(listener=PLAIN_LISTENER, descriptor=PI_CONTROLLER, servicer=original),)
-        self.server_names: Sequence[str] = ()
+        self.server_names: Sequence[str] = options.server_names
         self.collectors: Sequence[Collector] = (
             SessionCollector(core.sessions, domain=BLUEPRINT.name),
             ReconcileCollector(lambda: (core.controller.reconciler,)),

@@ -37,7 +37,7 @@ from fleetplane.domains.boards.rest_telemetry import TelemetryRoutes
 from fleetplane.web import openapi
 from fleetplane.web.app import application
 from fleetplane.web.documents import Document, Documents
-from fleetplane.web.gateway import REQUESTS_PER_MINUTE, Gateway
+from fleetplane.web.gateway import Gateway
 from fleetplane.web.idempotency import Answers
 from fleetplane.web.metrics import GatewayCollector
 from fleetplane.web.ops import Mount
@@ -57,14 +57,12 @@ class RestSide:
         core: BoardCore,
         nodes: NodeSide,
         provisioning: ProvisioningSide,
-        *,
-        requests_per_minute: int = REQUESTS_PER_MINUTE,
     ) -> None:
         kernel = core.kernel
         store, master, clock = kernel.store, kernel.master, kernel.clock
         self._core = core
         self._clock = clock
-        self._per_minute = requests_per_minute
+        self._per_minute = core.options.requests_per_minute
         self._answers = Answers(store, master, clock, namespace="boards")
         self.people = People(store, master, clock)
         self.logins = Logins(
