@@ -195,6 +195,23 @@ async def test_without_an_identity_nothing_is_opened(tmp_path: Path) -> None:
     assert raised.group_contains(FailedPrecondition, match="no identity")
 
 
+async def test_a_board_whose_certificate_ran_out_comes_back_by_its_key_and_an_approval(
+    tmp_path: Path,
+) -> None:
+    options = BoardOptions(plain=True, heartbeat_seconds=1.0, certificate_days=1 / 86_400)
+    async with boards_rig(tmp_path, options=options) as server:
+        parts = make_parts(tmp_path / "node", configured(), SimulatedBoard())
+        await joined(parts, server)
+        await until(lambda: parts.folder.credentials().life.ends < parts.clock.now_ns() / 1e9)
+        server.core.enrolment._days = 1.0
+        async with running(parts):
+            (pending,) = await until(server.core.approvals.all)
+            assert parts.folder.credentials().life.ends < parts.clock.now_ns() / 1e9  # nobody let it in yet
+            await server.core.approvals.approve(pending.name, actor=BOSS)
+            await until(lambda: server.board(1).conditions, seconds=30)
+        assert parts.folder.credentials().life.ends > parts.clock.now_ns() / 1e9 + 3600
+
+
 async def test_a_board_that_was_deleted_is_told_so_and_serves_on(server: BoardsRig, tmp_path: Path) -> None:
     async with node_rig(tmp_path, server) as rig:
         await until(lambda: server.board(1).conditions)
