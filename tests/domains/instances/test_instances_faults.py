@@ -163,7 +163,10 @@ def test_a_document_with_a_wrong_provider_leaves_the_server_standing(tmp_path: P
     lab.configure(SIZE, wrong_option=1)
     with lab.server() as server:
         wait_for(
-            lambda: any(line["event"] == "instances.provider_unusable" for line in server.logged()),
+            lambda: any(
+                line["event"] == "instances.bad_configuration" and "wrong_option" in str(line["error"])
+                for line in server.logged()
+            ),
             "it says what is wrong",
         )
         assert server.process.poll() is None
