@@ -20,7 +20,7 @@ def test_nothing_configured_gives_the_documented_defaults() -> None:
     loaded = settings.load(config=None, environment={})
 
     assert loaded.data_dir == "./fleetplane-data"
-    assert loaded.domains == ("gpus", "instances", "proxies")
+    assert loaded.domains == settings.DOMAINS == ("gpus", "instances", "proxies", "boards", "edge")
     assert loaded.listeners.web.addresses == ("127.0.0.1:8080",)
     assert loaded.listeners.device_api.addresses == ("unix:", "127.0.0.1:50051")
     assert loaded.listeners.device_api.dialect is Dialect.SUPERSET

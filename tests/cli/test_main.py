@@ -66,7 +66,7 @@ def test_an_unknown_verb_of_a_group_names_the_nearest_too(invoke: Invoke) -> Non
 
 
 def test_a_command_like_no_other_lists_what_there_is(invoke: Invoke) -> None:
-    assert "agent, audit, explain, gpus, instances, server" in invoke("zzzz").err
+    assert "agent, audit, boards, edge, explain, gpus, instances, server, tokens" in invoke("zzzz").err
 
 
 def test_an_unknown_option_is_a_usage_error(invoke: Invoke) -> None:
