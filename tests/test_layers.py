@@ -15,7 +15,7 @@ PACKAGE = Path(fleetplane.__file__).parent
 # From the roof to the ground. A module may import what stands below it, and its own room.
 LAYERS = (
     "cli",
-    "server", "agent",
+    "server", "agents",
     "assembly", "endpoints", "housekeeping", "presenting", "ready_file",
     "settings", "logs",
     "domains",
@@ -26,7 +26,7 @@ LAYERS = (
     "gen",
 )  # fmt: skip
 SAME_FLOOR = (
-    {"server", "agent"},
+    {"server", "agents"},
     {"assembly", "endpoints", "housekeeping", "presenting", "ready_file"},
     {"settings", "logs"},
 )

@@ -129,7 +129,7 @@ def gpu(*, address: str | None, ignored_xids: str, no_health_check: bool, **opti
     """
     import asyncio
 
-    from fleetplane.agent import GpuAgentSettings, run_gpu_agent
+    from fleetplane.agents.gpu import GpuAgentSettings, run_gpu_agent
     from fleetplane.domains.gpus.agent.xids import parse_xids
 
     settings = GpuAgentSettings(
@@ -206,7 +206,7 @@ def instance(
     """
     import asyncio
 
-    from fleetplane.agent import InstanceAgentSettings, run_instance_agent
+    from fleetplane.agents.instance import InstanceAgentSettings, run_instance_agent
 
     settings = InstanceAgentSettings(
         report_interval_seconds=report_interval,

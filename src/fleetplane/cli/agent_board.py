@@ -77,7 +77,7 @@ def join(
     import asyncio
     import sys
 
-    from fleetplane.agent import BoardAgentSettings, join_board
+    from fleetplane.agents.board import BoardAgentSettings, join_board
 
     given = sys.stdin.read() if token == "-" else token  # noqa: S105  # a dash is no secret
     membership = asyncio.run(
@@ -107,7 +107,7 @@ def run(**options: Any) -> None:
     """Serve this board until stopped. Works alone while the server is away; pins are safe when it ends."""
     import asyncio
 
-    from fleetplane.agent import BoardAgentSettings, run_board_agent
+    from fleetplane.agents.board import BoardAgentSettings, run_board_agent
 
     asyncio.run(run_board_agent(BoardAgentSettings(**options)))
 

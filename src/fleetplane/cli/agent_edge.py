@@ -130,7 +130,7 @@ def run(*, user_config: Path, authority: Path | None, plaintext: bool | None, **
     """
     import asyncio
 
-    from fleetplane.agent import EdgeAgentSettings, run_edge_agent
+    from fleetplane.agents.edge import EdgeAgentSettings, run_edge_agent
 
     settings = EdgeAgentSettings(
         user_config=user_config.expanduser(), reach=_made_reach(authority, plaintext), **options

@@ -106,7 +106,7 @@ def proxy(
     """
     import asyncio
 
-    from fleetplane.agent import ProxyAgentSettings, run_proxy_agent
+    from fleetplane.agents.proxy import ProxyAgentSettings, run_proxy_agent
 
     if token_file is not None:
         token = token_file.read_text().strip()

@@ -17,7 +17,7 @@ from instances_lab import TENANT, Lab, document, lab, until
 from operator_rig import make_key, private_pem
 from original_agent import OriginalAgent
 
-from fleetplane.agent import InstanceAgentSettings, make_instance_agent
+from fleetplane.agents.instance import InstanceAgentSettings, make_instance_agent
 from fleetplane.domains.instances import credentials
 from fleetplane.domains.instances.agent.instance_agent import InstanceAgent
 from fleetplane.domains.instances.credentials import ClientRole

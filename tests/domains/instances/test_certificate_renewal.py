@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from instances_lab import TENANT, Lab, document, lab, until
 
-from fleetplane.agent import InstanceAgentSettings, make_instance_agent
+from fleetplane.agents.instance import InstanceAgentSettings, make_instance_agent
 from fleetplane.domains.instances import credentials
 from fleetplane.domains.instances.agent import link
 from fleetplane.domains.instances.agent.certificates import Life, private_pem, public_pem

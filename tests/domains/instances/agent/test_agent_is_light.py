@@ -26,7 +26,8 @@ print(json.dumps(sorted(sys.modules)))
     [
         pytest.param(IMPORT_ALL, id="the agent's modules"),
         pytest.param(
-            "import json, sys, fleetplane.agent; print(json.dumps(sorted(sys.modules)))", id="its root"
+            "import json, sys, fleetplane.agents.instance; print(json.dumps(sorted(sys.modules)))",
+            id="its root",
         ),
     ],
 )

@@ -1,0 +1,1 @@
+"""Composition roots of the node side: what each `fleetplane agent` runs, and nothing of the others."""
