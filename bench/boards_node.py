@@ -165,7 +165,7 @@ class LogStream:
         """As much as the reader's windows and the transport have room for."""
         serving, logs = self._serving, self._serving.node.logs
         while logs.waiting and (room := serving.room(self._stream)) > 0:
-            serving.send(self._stream, logs.take(min(room, UNSENT_BYTES) // 2))
+            serving.send(self._stream, logs.take(max(1, min(room, UNSENT_BYTES) // 2)))
 
 
 class Serving(asyncio.Protocol):
@@ -183,7 +183,7 @@ class Serving(asyncio.Protocol):
         self._logs: dict[int, LogStream] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are no subclass
         self._h2.initiate_connection()
         self._flush()
 

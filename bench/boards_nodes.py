@@ -4,9 +4,9 @@
 register one after the other over TLS, listen, and report their health and metrics over a connection with
 their certificate. Orders come as lines of JSON on standard input, answers go to standard output:
 
-    {"rate": 20}     lines of log a second, each board, from now on
+    {"rate": 20}     lines of log a second, each board, from now on; with "of": 9 only the first nine boards
     {"count": true}  what was made, sent, dropped, waits; reports and the seconds that the last took
-    {"say": [3, 5]}  board number 3 reports the status 5 at once
+    {"anew": true}   forget all lines, and count from the beginning
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from bench.boards_node import Node, Serving, measured
+from bench.boards_node import Logs, Node, Serving, measured
 from bench.servers import ROOT
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from h2_grpc import H2Channel, connect, tls_context
+from h2_grpc import connect, tls_context
 
 COMERS: Final = 16
 """Boards that are registering at any moment."""
@@ -62,7 +62,6 @@ class Board:
     number: int = 0
     node: Node = field(init=False)
     reports: int = 0
-    channel: H2Channel | None = None
     port: int = 0
     serving: ssl.SSLContext = field(init=False)
     """Complete once it is registered: before, it must say its port, and nobody calls."""
@@ -90,7 +89,7 @@ class Fleet:
         self._plan = plan
         self._ca = plan.folder / "ca.crt"
         self._turns = asyncio.Semaphore(COMERS)
-        self._rate = 0.0
+        self._rates = [0.0] * len(plan.tokens)
         self.boards = [
             Board(index=plan.first + offset, token=token, folder=plan.folder)
             for offset, token in enumerate(plan.tokens)
@@ -145,7 +144,7 @@ class Fleet:
             began = time.perf_counter()
             for index, board in enumerate(self.boards):
                 now = time.perf_counter()
-                board.node.tick(self._rate * (now - last[index]))
+                board.node.tick(self._rates[index] * (now - last[index]))
                 last[index] = now
                 await asyncio.sleep(0)
             await asyncio.sleep(max(0.0, began + TICK_SECONDS - time.perf_counter()))
@@ -156,12 +155,12 @@ class Fleet:
         async with contextlib.AsyncExitStack() as stack:
             async with self._turns:
                 connection = connect(self._plan.server, context, source=board.address)
-                board.channel = channel = await stack.enter_async_context(connection)
+                channel = await stack.enter_async_context(connection)
             next_at = time.perf_counter() + board.index % 100 / 100 * interval
             while True:
                 await asyncio.sleep(max(0.0, next_at - time.perf_counter()))
                 begun = time.perf_counter()
-                await channel.unary(REPORT, _health(board, pi.NODE_STATUS_READY))
+                await channel.unary(REPORT, _health(board))
                 self._slowest_report = max(self._slowest_report, time.perf_counter() - begun)
                 next_at += interval
 
@@ -169,12 +168,11 @@ class Fleet:
 
     async def obey(self, order: dict[str, Any]) -> dict[str, Any]:
         if "rate" in order:
-            self._rate = float(order["rate"])
-        if "say" in order:
-            number, status = order["say"]
-            board = next(board for board in self.boards if board.number == number)
-            assert board.channel is not None
-            await board.channel.unary(REPORT, _health(board, status))
+            changed = order.get("of", len(self.boards))
+            self._rates[:changed] = [float(order["rate"])] * changed
+        if "anew" in order:
+            for board in self.boards:
+                board.node.logs = Logs(board.node.name)
         logs = [board.node.logs for board in self.boards]
         slowest, self._slowest_report = self._slowest_report, 0.0
         return {
@@ -190,10 +188,10 @@ class Fleet:
         }
 
 
-def _health(board: Board, status: pi.NodeStatus) -> bytes:
+def _health(board: Board) -> bytes:
     board.reports += 1
     report = pb.HealthReport(
-        source="agent", status=status, version="1.0", uptime="1d", sequence=board.reports,
+        source="agent", status=pi.NODE_STATUS_READY, version="1.0", uptime="1d", sequence=board.reports,
         metrics=measured(),
     )  # fmt: skip
     report.timestamp.GetCurrentTime()

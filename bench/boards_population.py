@@ -29,6 +29,8 @@ class Population:
     tokens: Sequence[str]
     operator: str
     """A token that may do anything with boards."""
+    reader: str
+    """Another, which may only look: what one may ask for in a minute is limited."""
     ca: bytes
     certificate: bytes
     key: bytes
@@ -49,11 +51,12 @@ async def _prepare(data_dir: Path, boards: int) -> Population:
         tokens = JoinTokens(store, authority, clock)
         made = await asyncio.gather(*(tokens.create(actor=ACTOR) for _ in range(boards)))
         operators = await Operators.load(store, master, clock)
-        operator = await operators.tokens.create(
-            "bench", roles=frozenset({Role("boards.admin")}), scope=SCOPE, actor=ACTOR
-        )
+        operator, reader = [
+            await operators.tokens.create(role, roles=frozenset({Role(role)}), scope=SCOPE, actor=ACTOR)
+            for role in ("boards.admin", "boards.viewer")
+        ]
         certificate, key = credentials.issue_to_self(authority, "bench", days=1)
         return Population(
-            tokens=[one.text for one in made], operator=operator, ca=authority.trust_pem,
+            tokens=[one.text for one in made], operator=operator, reader=reader, ca=authority.trust_pem,
             certificate=certificate, key=key,
         )  # fmt: skip
