@@ -33,11 +33,17 @@ class RoughNetwork:
     done: Counter[str] = field(default_factory=Counter)
     address: str = ""
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
+    _carriers: set[asyncio.Task[None]] = field(default_factory=set)
 
     def cut_all(self) -> None:
         """Every connection at once, as when a cable is pulled by both ends' kernels noticing."""
         for writer in tuple(self._open):
             writer.transport.abort()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        carrier = asyncio.ensure_future(self._carry(reader, writer))
+        self._carriers.add(carrier)
+        carrier.add_done_callback(self._carriers.discard)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, _, port = self.upstream.rpartition(":")
@@ -82,10 +88,12 @@ class RoughNetwork:
 @asynccontextmanager
 async def rough_network(upstream: str = "") -> AsyncIterator[RoughNetwork]:
     network = RoughNetwork(upstream)
-    server = await asyncio.start_server(network._carry, "127.0.0.1", 0)
+    server = await asyncio.start_server(network._accept, "127.0.0.1", 0)
     network.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
     try:
         yield network
     finally:
         server.close()
         network.cut_all()
+        if network._carriers:
+            await asyncio.wait(network._carriers)

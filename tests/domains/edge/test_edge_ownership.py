@@ -167,8 +167,8 @@ async def test_a_worker_takes_no_edge_daemons(tmp_path: Path) -> None:
         metadata = await rig.bearer("edge.admin", scope=f"tenant/{TENANT}")
         issue = rig.stub.IssueEnrollmentToken(pb.IssueEnrollmentTokenRequest(), metadata=metadata)
         assert await code_of(issue) is code
-        stream = rig.stub.ConnectEdge(iter([pb.EdgeEvent(hello=pb.Hello())]))
-        assert await code_of(anext(aiter(stream))) is code
+        # Before it says anything: the official client may make INTERNAL of a write that comes too late.
+        assert await rig.stub.ConnectEdge().code() is code
         assert rig.ear.heard == []
 
 
