@@ -18,6 +18,7 @@ LAYERS = (
     "server", "agents",
     "assembly", "endpoints", "housekeeping", "presenting", "ready_file",
     "settings", "logs",
+    "sections",
     "domains",
     "web",
     "rpc",

@@ -17,7 +17,8 @@ from fleetplane import __version__
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.objects import LocalObjects, Objects
-from fleetplane.settings import ProxySettings, Settings
+from fleetplane.sections.domains import ProxySettings
+from fleetplane.settings import Settings
 
 if TYPE_CHECKING:
     from fleetplane.domains.proxies.acme.side import AcmeOptions

@@ -18,7 +18,8 @@ from fleetplane.domains.blueprint import Domain
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.identity import Authority
 from fleetplane.rpc import GrpcApp, ListenerSpec, TlsFiles
-from fleetplane.settings import DEFAULT_PLACE, DEFAULT_SOCKET, Settings
+from fleetplane.sections.listeners import DEFAULT_PLACE, DEFAULT_SOCKET
+from fleetplane.settings import Settings
 from fleetplane.web.ops import OpsApp
 
 UNSPECIFIED = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # recognised, not bound

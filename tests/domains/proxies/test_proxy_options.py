@@ -14,7 +14,8 @@ from fleetplane.domains.proxies.acme.orders import AuthorityOptions
 from fleetplane.domains.proxies.acme.side import AcmeOptions
 from fleetplane.domains.proxies.rest_side import RestOptions
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.settings import ProxyAgentsSettings, ProxySettings
+from fleetplane.sections.domains import ProxySettings
+from fleetplane.sections.listeners import ProxyAgentsSettings
 
 REST = RestOptions(version="1", admin_password="correct horse battery")
 ACME = AcmeOptions(challenge_listen=("127.0.0.1:0", "[::1]:8996"), challenge_address="10.0.0.5:8996")
