@@ -9,9 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Protocol
-
-import asyncssh
+from typing import TYPE_CHECKING, Protocol
 
 from fleetplane.domains.boards.provisioning.credentials import SshCredential
 from fleetplane.kernel.errors import (
@@ -20,6 +18,9 @@ from fleetplane.kernel.errors import (
     PermissionDenied,
     Unavailable,
 )
+
+if TYPE_CHECKING:
+    import asyncssh
 
 CONNECT_SECONDS = 30.0
 KEEPALIVE_SECONDS = 30.0
@@ -59,6 +60,8 @@ class Dial(Protocol):
 @contextlib.asynccontextmanager
 async def dial(address: str, credential: SshCredential) -> AsyncIterator[Connection]:
     """Over a real network. The host's key must be among those that the credential knows."""
+    import asyncssh  # when it is first needed: it takes as long to load as a twentieth of the server
+
     try:
         known = asyncssh.import_known_hosts(credential.known_hosts)
         keys = [asyncssh.import_private_key(credential.private_key)] if credential.private_key else []
@@ -98,6 +101,8 @@ class SshConnection:
     async def run(
         self, command: str, *, seconds: float, stdin: str = "", line: Line | None = None
     ) -> Printed:
+        import asyncssh
+
         told = line or (lambda _text: None)
         both, out = _Kept(), _Kept()
         try:
@@ -119,6 +124,8 @@ class SshConnection:
     @contextlib.asynccontextmanager
     async def _process(self, command: str) -> AsyncIterator[asyncssh.SSHClientProcess[str]]:
         """A command that is not left running when nobody waits for it any more."""
+        import asyncssh
+
         process = await self._connection.create_process(
             command, stdin=asyncssh.PIPE, encoding="utf-8", errors="replace"
         )
