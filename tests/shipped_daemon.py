@@ -344,13 +344,15 @@ class ShippedDaemon:
             async with asyncio.timeout(seconds):
                 code = await child.wait()
         except TimeoutError:
-            child.kill()
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
             await child.wait()
             outputs.cancel()
             child._transport.close()  # type: ignore[attr-defined]
             return wire.error("timeout", f"cmd.run '{command}' exceeded {seconds}s deadline")
         except asyncio.CancelledError:
-            child.kill()  # the whole stand-in ends, and leaves nothing behind
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()  # the whole stand-in ends, and leaves nothing behind
             outputs.cancel()
             child._transport.close()  # type: ignore[attr-defined]
             raise
