@@ -28,6 +28,7 @@ FIGURES = (
     "proxies_rollout",
     "proxies_nginx",
     "edge_daemons",
+    "boards_fleet",
 )
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sqlite3
 import statistics
 import time
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ import grpc
 import pytest
 from boards_processes import BoardProcess, Certified, Place, boards_place, config_of, refused, until
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from original_board_agent import OriginalBoardAgent
+from original_board_agent import OriginalBoardAgent, dial
+from original_controller import OriginalClient
 
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
@@ -114,6 +116,16 @@ def test_3_the_original_agent_restarts_as_the_same_board_and_harms_no_record(pla
     assert {name: kept[name] for name in known} == known
 
 
+def test_3_the_original_client_runs_its_whole_demonstration_against_our_agent(board: BoardProcess) -> None:
+    async def demonstration() -> list[str]:
+        async with dial(board.listens("node-plain")) as channel:
+            return await OriginalClient(channel).demo(pin=12)
+
+    lines = asyncio.run(demonstration())
+    assert lines[:6] == ["health ok", "configured True", "read 1", "read 0", "read 1", "pwm True"]
+    assert "pin 12 direction 2" in lines
+
+
 def test_4_pins_are_guarded_leased_never_exhausted_and_low_without_a_server(
     board: BoardProcess, node: Any, plain: Any, place: Place
 ) -> None:
@@ -177,8 +189,8 @@ def test_5_metrics_come_at_once_and_say_what_the_machine_does(node: Any) -> None
     assert metrics.HasField("power") or "power" in metrics.unavailable
 
 
-def test_6_a_board_runs_only_what_its_owner_allows_and_ends_what_nobody_waits_for(
-    board: BoardProcess, node: Any
+def test_6_a_board_runs_only_what_its_owner_allows_ends_what_nobody_waits_for_and_both_sides_know(
+    place: Place, board: BoardProcess, node: Any
 ) -> None:
     for command, arguments in (("/bin/sh", ["-c", "id"]), ("echo", ["a", "b"]), ("/tmp/echo", ["a"])):
         with refused(grpc.StatusCode.PERMISSION_DENIED):
@@ -200,8 +212,14 @@ def test_6_a_board_runs_only_what_its_owner_allows_and_ends_what_nobody_waits_fo
     running.cancel()
     until(lambda: not processes_with(length), "it was ended")
 
-    ran = [entry for entry in board.audited() if "command" in entry["event"]]
-    assert any("board-controller/second-server" in str(entry) and "/bin/echo" in str(entry) for entry in ran)
+    said = place.did("POST", f"/nodes/{board.number}/exec", {"command": "/bin/echo", "args": ["both sides"]})
+    assert said["stdout"] == "both sides\n", said
+    with contextlib.closing(sqlite3.connect(place.data / "fleetplane.db")) as database:
+        here = [bytes(entry).decode() for (entry,) in database.execute("select entry from audit")]
+    assert any('"token/boss"' in entry and said["command_id"] in entry for entry in here)
+    there = [entry for entry in board.audited() if entry.get("request_id") == said["command_id"]]
+    assert {entry["event"] for entry in there} == {"command_begun", "command_ended"}
+    assert {entry["on_behalf_of"] for entry in there} == {"token/boss"}
 
 
 def processes_with(argument: str) -> list[int]:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import asyncssh
 import grpc
+import pytest
 from boards_processes import BoardProcess, Certified, Place, refused
+from boards_processes import until as processes_until
 from boards_rig import BOSS, boards_rig, until
 from server_process import run_server
 from ssh_lab import ssh_lab
+from websockets.sync.client import ClientConnection, connect
 
 from fleetplane.domains.boards.ports import ProvisioningAnswer, ProvisioningState
 from fleetplane.domains.boards.provisioning.engine import told
@@ -19,6 +28,8 @@ from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.gen.pi_controller import pi_controller_pb2_grpc
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_8_certificates_decide_everywhere_and_plain_text_stays_on_this_machine(
@@ -107,3 +118,81 @@ async def test_10_provisioning_trusts_no_unknown_host_goes_on_where_it_failed_an
             assert f"--{odd}" in lab.read("arguments").splitlines()
             assert "cgroup_enable=memory" in lab.read("cmdline.txt")
             assert lab.calls().count("reboot") == 1, "for the memory controller, and not by the label"
+
+
+def test_11_both_dialects_of_the_socket_tell_what_really_happens(place: Place, board: BoardProcess) -> None:
+    web = place.server.web.replace("http://", "ws://")
+    body = {"name": "lamp", "node_id": board.number, "pin_number": 23, "direction": "output"}
+    device = place.did("POST", "/gpio", body)["data"]["id"]
+    place.did("POST", f"/gpio/{device}/write", {"value": 0})
+    cluster = place.did("POST", "/clusters", {"name": "watched"})["id"]
+    auth = {"authorization": f"Bearer {place.token}"}
+    with (
+        connect(f"{web}/ws?v=events", additional_headers=auth, proxy=None) as events,
+        connect(f"{web}/ws", additional_headers=auth, proxy=None) as envelope,
+    ):
+        assert json.loads(envelope.recv(timeout=10))["type"] == "pong"
+        for topic in ("gpio", "nodes", "clusters"):
+            envelope.send(json.dumps({"type": "subscribe", "payload": {"topic": topic}}))
+        envelope.send(json.dumps({"type": "ping", "request_id": "7"}))
+        assert heard(envelope, "pong")["request_id"] == "7"
+
+        place.did("POST", f"/gpio/{device}/write", {"value": 1})
+        assert heard(events, "gpio.state.changed")["data"]["state"] == "high"
+        assert heard(envelope, "gpio_reading")["payload"]["value"] == 1
+        place.did("POST", f"/clusters/{cluster}/nodes", {"node_id": board.number})
+        assert heard(events, "cluster.node.added")["data"]["cluster_id"] == cluster
+        assert heard(envelope, "cluster_status")["payload"]["nodes_total"] == 1
+        place.did("DELETE", f"/clusters/{cluster}/nodes/{board.number}")
+        assert heard(events, "cluster.node.removed")["data"]["node_id"] == board.number
+        member = place.certified("seen-coming", purpose="board")
+        assert heard(events, "node.discovered")["data"]["node_id"] == member.number
+        place.did("PUT", f"/nodes/{member.number}", {"status": "maintenance"})
+        assert heard(events, "node.status.changed")["data"]["status"] == "maintenance"
+        assert heard(envelope, "node_status")["payload"]["name"] == "seen-coming"
+
+        wanted = {"topic": "logs", "node_id": board.number, "sources": ["file:app"]}
+        events.send(json.dumps({"type": "subscribe", "data": wanted}))
+        said = processes_until(lambda: logged(place, events), "its log is told")
+        assert said["data"]["message"] == "a line for the socket"
+
+
+def logged(place: Place, events: ClientConnection) -> Any:
+    """Another line, since nobody says from when on a log is followed; what is heard of it soon."""
+    with (place.folder / "app.log").open("a") as log:
+        log.write("a line for the socket\n")
+    with contextlib.suppress(TimeoutError):
+        return heard(events, "system.log.created", seconds=0.5)
+
+
+def heard(socket: ClientConnection, type_: str, *, seconds: float = 15.0) -> Any:
+    """The next of that type; the others are other tests' doings."""
+    for _ in range(1000):
+        said = json.loads(socket.recv(timeout=seconds))
+        if said["type"] == type_:
+            return said
+    raise AssertionError(f"no {type_}")
+
+
+@pytest.mark.skipif(
+    shutil.which("h2load") is None or len(os.sched_getaffinity(0)) < 2,
+    reason="the benchmarks need h2load and two cores",
+)
+def test_12_the_product_s_numbers_hold_with_boards_that_report_and_log() -> None:
+    """The same script measures five hundred; here it is twenty, and only what users were promised counts."""
+    command = [sys.executable, str(ROOT / "bench" / "run.py"), "--quick", "--only", "boards_fleet"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+    verdicts = {
+        row.split("|")[1].split(",")[0].strip(): row.rstrip(" |").endswith("not reached")
+        for row in done.stdout.splitlines()
+        if row.rstrip(" |").endswith("reached")
+    }
+    promised = (
+        "Lines missing without a word",
+        "A pin driven over REST",
+        "REST",
+        "From a pin driven to its event on a WebSocket",
+        "Memory of the server",
+    )
+    assert {name: verdicts.get(name) for name in promised} == dict.fromkeys(promised, False), done.stdout
