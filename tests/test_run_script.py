@@ -81,6 +81,18 @@ def daemons(data: Path) -> list[dict[str, Any]]:
     return json.loads(listed.stdout) if listed.returncode == 0 else []
 
 
+def boards(data: Path) -> list[dict[str, Any]]:
+    """Boards that are ready."""
+    listed = fleetplane(data, "boards", "list", "-o", "json")
+    found = json.loads(listed.stdout) if listed.returncode == 0 else []
+    return [one for one in found if one["status"] == "ready"]
+
+
+def level(data: Path) -> int:
+    read = fleetplane(data, "boards", "gpio", "read", "demo:17", "-o", "json")
+    return int(json.loads(read.stdout)["value"]) if read.returncode == 0 else -1
+
+
 def test_a_local_group_comes_up_scales_ends_with_the_server_and_comes_up_again(tmp_path: Path) -> None:
     data, log = tmp_path / "data", tmp_path / "run.log"
     with running(data, log) as script:
@@ -97,6 +109,12 @@ def test_a_local_group_comes_up_scales_ends_with_the_server_and_comes_up_again(t
         call = ("--arg", "command=echo", "--arg", 'args=["from the edge"]')
         said = fleetplane(data, "edge", "run", "--target", "@here", *call)
         assert (said.returncode, "from the edge" in said.stdout) == (0, True), said.stderr
+        until(lambda: bool(boards(data)), "the board is ready", log, script)
+        (board,) = boards(data)
+        for words in (("add", "demo:17", "--direction", "output"), ("write", "demo:17", "high")):
+            done = fleetplane(data, "boards", "gpio", *words)
+            assert done.returncode == 0, done.stderr
+        assert level(data) == 1
 
         os.killpg(script.pid, signal.SIGINT)  # as a terminal does it
         assert script.wait(WAIT_SECONDS) == 0
@@ -107,6 +125,9 @@ def test_a_local_group_comes_up_scales_ends_with_the_server_and_comes_up_again(t
         until(lambda: bool(set(registered(data)) - before), "lost instances are replaced", log, script)
         until(lambda: bool(daemons(data)), "the edge daemon is back", log, script)
         assert [one["node_id"] for one in daemons(data)] == [daemon["node_id"]], "as the same node"
+        until(lambda: bool(boards(data)), "the board is back", log, script)
+        assert [one["id"] for one in boards(data)] == [board["id"]], "as the same board"
+        until(lambda: level(data) == 1, "its pin is driven again", log, script)
         script.send_signal(signal.SIGTERM)
         assert script.wait(WAIT_SECONDS) == 0
         assert processes_of(data) == []

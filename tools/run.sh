@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Start the server with something to see in it, and stop everything together: four simulated GPUs, a group
-# of two instances that are real agents on this computer, two real NGINX that serve one virtual host, and an
-# edge daemon that runs commands on this computer.
+# of two instances that are real agents on this computer, two real NGINX that serve one virtual host, an edge
+# daemon that runs commands on this computer, and a simulated board.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$1
@@ -23,12 +23,13 @@ fi
 setsid "$bin/fleetplane" server --data-dir "$data" --ready-file "$ready" --set instances.advertise=listeners \
     --set "proxies.admin_password_file=$password" &
 server=$!
-gpus= proxies= daemon=
+gpus= proxies= daemon= board=
 status=0
 stop() {
     trap - EXIT
     trap '' INT TERM
     [ -z "$gpus" ] || kill "$gpus" 2>/dev/null || true
+    if [ -n "$board" ]; then kill "$board" 2>/dev/null && wait "$board" 2>/dev/null || true; fi
     if [ -n "$daemon" ]; then kill "$daemon" 2>/dev/null && wait "$daemon" 2>/dev/null || true; fi
     if [ -n "$proxies" ]; then kill "$proxies" 2>/dev/null && wait "$proxies" 2>/dev/null || true; fi
     if kill "$server" 2>/dev/null; then echo "Stopping; instances end with the server." >&2; fi
@@ -61,6 +62,16 @@ if "$bin/fleetplane" edge token --name here --data-dir "$data" 2>/dev/null |
 else
     echo "run: no edge daemon: it could not be enrolled" >&2
 fi
+# So is the board: same folder, same key, same board.
+export FLEETPLANE_BOARD_AGENT_STATE_DIR=$data/board FLEETPLANE_BOARD_AGENT_NAME=demo
+boards=$("$bin/python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["listeners"]["boards"][0].removeprefix("https://"))' "$ready")
+if "$bin/fleetplane" boards join-token create --name demo --data-dir "$data" 2>/dev/null |
+    "$bin/fleetplane" agent board join --replace --simulate --server "$boards" - >/dev/null; then
+    setsid "$bin/fleetplane" agent board run --simulate --address 127.0.0.1 --port 0 --log-level warning &
+    board=$!
+else
+    echo "run: no board: it could not join" >&2
+fi
 where=
 [ "$data" = ./fleetplane-data ] || where=" --data-dir $data"
 cat <<TXT
@@ -80,6 +91,10 @@ An edge daemon takes commands for this computer, as its configuration in $data/e
   .venv/bin/fleetplane edge ls$where
   .venv/bin/fleetplane edge run --target all$where -- uname -a
   .venv/bin/fleetplane edge runs$where
+A simulated board has joined, with pins to drive:
+  .venv/bin/fleetplane boards gpio add demo:17 --direction output$where
+  .venv/bin/fleetplane boards gpio write demo:17 high$where
+  .venv/bin/fleetplane boards show demo$where
 And all of it stands in the audit log:
   .venv/bin/fleetplane audit verify --data-dir $data
 Ctrl-C ends everything, the instances included.
