@@ -53,7 +53,8 @@ def test_the_ready_file_tells_version_pid_and_every_address(tmp_path: Path) -> N
         assert said["version"] == __version__
         assert said["pid"] == server.process.pid
         assert set(said["listeners"]) == {
-            "web", "device-api", "registration", "operator", "agent", "admin", "proxy-agents", "boards", "edge"
+            "web", "device-api", "registration", "operator", "agent", "admin", "proxy-agents", "boards",
+            "edge",
         }  # fmt: skip
         assert said["listeners"]["device-api"][0] == f"unix://{tmp_path}/d.sock"
         assert said["listeners"]["device-api"][1].startswith("http://127.0.0.1:")
