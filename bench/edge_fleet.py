@@ -91,7 +91,7 @@ class Daemon(Secured):
             envelope=self._signed(EventKind.HELLO, envelope.capabilities_inner(CAPABILITIES)),
             capabilities=CAPABILITIES, stream_id=self._stream_id,
         )  # fmt: skip
-        fields = head(CONNECT, server.authority) + literal(b"x-aegis-edge-dialect", b"seed")
+        fields = head(CONNECT, server.authority) + literal(b"x-aegis-edge-dialect", b"documented")
         self.say(framed(HEADERS, END_HEADERS, STREAM, fields) + _message(tolerant_pb2.EdgeEvent(hello=hello)))
 
     def _signed(self, kind: EventKind, inner: bytes = b"") -> pb.SealNodeEnvelope:

@@ -75,7 +75,7 @@ class Daemon:
     def node_id(self) -> str:
         return self.identity.node_id
 
-    async def open(self, *, metadata: Any = (("x-aegis-edge-dialect", "seed"),), **wrong: Any) -> None:
+    async def open(self, *, metadata: Any = (("x-aegis-edge-dialect", "documented"),), **wrong: Any) -> None:
         """Say hello and wait for the headers, as daemons do before they do anything else."""
         self.sign = Signer(identity=self.identity, clock=self.rig.clock)
         self.call = self._method(metadata=metadata or None)

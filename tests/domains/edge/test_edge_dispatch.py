@@ -206,7 +206,7 @@ async def test_a_daemon_is_known_by_its_output_when_nothing_else_tells_its_diale
     async with streams_rig(tmp_path) as rig:
         daemon = await rig.daemon()
         await daemon.open_legacy()
-        assert rig.side.presences.dialect(daemon.node_id) is Dialect.SEED
+        assert rig.side.presences.dialect(daemon.node_id) is Dialect.DOCUMENTED
         command = await rig.issue(daemon)
         identity = (await daemon.next("invoke_tool")).command_id
         for sequence, text in enumerate((b"\n", b"text\n", b"\x0a\x03abc\n")):

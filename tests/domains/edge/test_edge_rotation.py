@@ -36,7 +36,7 @@ from fleetplane.kernel.errors import FailedPrecondition, Unauthenticated
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
-OURS = (("x-aegis-edge-dialect", "seed"),)
+OURS = (("x-aegis-edge-dialect", "documented"),)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from fleetplane.domains.edge.stream_side import StreamOptions
 
 SPEC = NodeSpec(display_name="", public_key=b"k" * 32, token_id="t", token_expires_at_ns=0, enrolled_at_ns=0)
 SEEN = Sighting(
-    stream_id="s", dialect=Dialect.SEED, capabilities=Capabilities(os="linux"), last_heartbeat_at_ns=5,
+    stream_id="s", dialect=Dialect.DOCUMENTED, capabilities=Capabilities(os="linux"), last_heartbeat_at_ns=5,
     config_version="",
 )  # fmt: skip
 SILENT = msgspec.structs.replace(SEEN, silent=True)

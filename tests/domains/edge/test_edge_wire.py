@@ -79,7 +79,7 @@ RESULTS: dict[str, tuple[Message, Dialect, dict[str, Any]]] = {
         {"outcome": Outcome.ERROR, "code": "policy_violation", "message": "ToolNotAllowed"},
     ),
     "documented ok, empty": (
-        Result(ok=Result.Ok()), Dialect.SEED, {"outcome": Outcome.OK, "exit_code": 0},
+        Result(ok=Result.Ok()), Dialect.DOCUMENTED, {"outcome": Outcome.OK, "exit_code": 0},
     ),
     "documented ok with output": (
         Result(
@@ -90,26 +90,27 @@ RESULTS: dict[str, tuple[Message, Dialect, dict[str, Any]]] = {
                 duration=Duration(seconds=1, nanos=500_000_000),
             )
         ),
-        Dialect.SEED,
+        Dialect.DOCUMENTED,
         {"outcome": Outcome.OK, "stdout": b"\xff", "stderr": b"e", "structured": {"k": 1},
          "duration_seconds": 1.5},
     ),
     "documented ok with text": (
-        Result(ok=Result.Ok(payload=packed(StringValue(value="hé")))), Dialect.SEED,
+        Result(ok=Result.Ok(payload=packed(StringValue(value="hé")))), Dialect.DOCUMENTED,
         {"stdout": "hé".encode()},
     ),
     "documented ok with bytes": (
-        Result(ok=Result.Ok(payload=packed(BytesValue(value=b"\0\1")))), Dialect.SEED, {"stdout": b"\0\1"},
+        Result(ok=Result.Ok(payload=packed(BytesValue(value=b"\0\1")))), Dialect.DOCUMENTED,
+        {"stdout": b"\0\1"},
     ),
     "documented ok with a document": (
-        Result(ok=Result.Ok(payload=packed(document(a="b")))), Dialect.SEED, {"structured": {"a": "b"}},
+        Result(ok=Result.Ok(payload=packed(document(a="b")))), Dialect.DOCUMENTED, {"structured": {"a": "b"}},
     ),
     "documented ok of an unknown type": (
-        Result(ok=Result.Ok(payload=packed(Int32Value(value=5)))), Dialect.SEED,
+        Result(ok=Result.Ok(payload=packed(Int32Value(value=5)))), Dialect.DOCUMENTED,
         {"structured": {"@type": "type.googleapis.com/google.protobuf.Int32Value"}},
     ),
     "documented error": (
-        Result(err=Result.Err(code="tool_not_found", message="no such tool")), Dialect.SEED,
+        Result(err=Result.Err(code="tool_not_found", message="no such tool")), Dialect.DOCUMENTED,
         {"outcome": Outcome.ERROR, "code": "tool_not_found", "message": "no such tool", "exit_code": None},
     ),
     "documented error with exit code and output": (
@@ -118,18 +119,18 @@ RESULTS: dict[str, tuple[Message, Dialect, dict[str, Any]]] = {
                 code="nonzero_exit", exit_code=2, payload=packed(tolerant_pb2.ToolOutput(stderr=b"bad"))
             )
         ),
-        Dialect.SEED,
+        Dialect.DOCUMENTED,
         {"outcome": Outcome.ERROR, "exit_code": 2, "stderr": b"bad"},
     ),
     "documented timeout": (
-        Result(timed_out=Result.TimedOut(deadline=Duration(seconds=60))), Dialect.SEED,
+        Result(timed_out=Result.TimedOut(deadline=Duration(seconds=60))), Dialect.DOCUMENTED,
         {"outcome": Outcome.TIMED_OUT, "code": "timeout", "message": "no end within 60 s"},
     ),
     "documented timeout, empty": (
-        Result(timed_out=Result.TimedOut()), Dialect.SEED, {"outcome": Outcome.TIMED_OUT},
+        Result(timed_out=Result.TimedOut()), Dialect.DOCUMENTED, {"outcome": Outcome.TIMED_OUT},
     ),
     "documented cancelled": (
-        Result(cancelled=Result.Cancelled(reason="operator")), Dialect.SEED,
+        Result(cancelled=Result.Cancelled(reason="operator")), Dialect.DOCUMENTED,
         {"outcome": Outcome.CANCELLED, "message": "operator"},
     ),
 }  # fmt: skip
@@ -258,7 +259,7 @@ def test_documented_chunks_are_read_whatever_their_daemon_signed(
     payload = (
         b"mine" if form == "free" else envelope.encode(EventKind.COMMAND_PROGRESS, 1, NODE, STREAM, inner)
     )
-    assert wire.decode_progress(documented_progress(raw, payload)) == (expected, Dialect.SEED)
+    assert wire.decode_progress(documented_progress(raw, payload)) == (expected, Dialect.DOCUMENTED)
 
 
 # Heartbeats and capabilities.
@@ -308,7 +309,7 @@ def test_capabilities_beyond_their_bounds_are_refused_by_name(said: pb.EdgeCapab
 
 def test_a_pushed_configuration_decodes_as_each_dialect_expects_it() -> None:
     body = json.dumps({"spec": {"x": [1, "two", None]}}).encode()
-    documented = wire.push_config(Dialect.SEED, version="v1", document=body).SerializeToString()
+    documented = wire.push_config(Dialect.DOCUMENTED, version="v1", document=body).SerializeToString()
     assert pb.EdgeCommand.FromString(documented).push_config.config_delta == body
     fielded = wire.push_config(Dialect.LEGACY, version="v1", document=body).SerializeToString()
     delta = legacy_pb2.LegacyEdgeCommand.FromString(fielded).push_config.merged_config_delta
@@ -324,7 +325,7 @@ def test_the_answer_to_a_rotation_reads_right_in_each_dialect() -> None:
         "expires_at_ns": 10**18 + 3600 * 10**9,
         "overlap_seconds": 60.0,
     }
-    ours = wire.rotation_response(Dialect.SEED, **said)
+    ours = wire.rotation_response(Dialect.DOCUMENTED, **said)
     assert (ours.issued_at.seconds, ours.expires_at.seconds) == (10**9, 10**9 + 3600)
     assert ours.overlap_window.seconds == 60
     raw = wire.rotation_response(Dialect.LEGACY, **said).SerializeToString()
@@ -344,7 +345,7 @@ def test_a_deadline_goes_out_in_whole_seconds_rounded_up() -> None:
 @pytest.mark.parametrize(
     ("stated", "user_agent", "expected"),
     [
-        ("seed", "tonic/0.14.5", Dialect.SEED),
+        ("documented", "tonic/0.14.5", Dialect.DOCUMENTED),
         ("legacy", None, Dialect.LEGACY),
         (None, "tonic/0.14.5", Dialect.LEGACY),
         ("nonsense", "grpc-python/1", None),

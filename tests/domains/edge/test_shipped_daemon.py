@@ -187,7 +187,7 @@ async def test_a_pushed_text_breaks_its_stream_and_a_struct_does_not(
         await until(lambda: server.hellos)
         server.send(ours.push_config(Dialect.LEGACY, version="v", document=b'{"a":{"b":[1,"x"]}}'))
         assert (await server.outcome("cmd.run", sh("true"))).outcome == "ok"
-        server.send(ours.push_config(Dialect.SEED, version="v", document=b'{"a":1}'))
+        server.send(ours.push_config(Dialect.DOCUMENTED, version="v", document=b'{"a":1}'))
         await until(lambda: len(server.hellos) == 2)
     assert daemon.broken != []
     assert wire.PushConfig(delta={"a": {"b": [1.0, "x"]}}) in daemon.commands

@@ -71,7 +71,7 @@ class Nothing(Spec, frozen=True):
 
 
 class Dialect(StrEnum):
-    SEED = "seed"
+    DOCUMENTED = "documented"
     """The documented one, which our own daemon speaks."""
     LEGACY = "legacy"
     """The one of daemons already in the field."""
@@ -146,7 +146,7 @@ class NodeStatus(Spec, frozen=True):
     capabilities: Capabilities = Capabilities()
     last_heartbeat_at_ns: int | None = None
     stream_id: str = ""
-    dialect: Dialect = Dialect.SEED
+    dialect: Dialect = Dialect.DOCUMENTED
     config_version: str = ""
 
 

@@ -75,7 +75,7 @@ class Rotated:
         """To be answered in: what the call says, else what the request looks like."""
         if told is not None:
             return told
-        return Dialect.LEGACY if self.wish.looks_legacy else Dialect.SEED
+        return Dialect.LEGACY if self.wish.looks_legacy else Dialect.DOCUMENTED
 
 
 class Rotation:

@@ -304,7 +304,7 @@ def _text(context: CallContext, name: bytes) -> str | None:
 
 def _last_dialect(node: EdgeNode) -> Dialect:
     """What it spoke the last time, if nothing better is known."""
-    return node.status.dialect if node.status is not None else Dialect.SEED
+    return node.status.dialect if node.status is not None else Dialect.DOCUMENTED
 
 
 def _last_config(node: EdgeNode) -> str:

@@ -109,7 +109,7 @@ def result_dialect(raw: bytes) -> Dialect:
     if fields & {(1, _VARINT), (2, _VARINT)} or any(number in (5, 6, 7) for number, _ in fields):
         return Dialect.LEGACY
     if fields & {(1, _LEN), (2, _LEN), (3, _LEN), (4, _LEN)}:
-        return Dialect.SEED
+        return Dialect.DOCUMENTED
     raise InvalidArgument("the result has no outcome", field="result")
 
 
@@ -215,9 +215,9 @@ def decode_progress(event: tolerant_pb2.CommandProgress) -> tuple[Progress, Dial
     sequence = chunk.sequence or None
     match chunk.WhichOneof("kind"):
         case "stdout":
-            return Progress(stream=Channel.STDOUT, data=chunk.stdout, sequence=sequence), Dialect.SEED
+            return Progress(stream=Channel.STDOUT, data=chunk.stdout, sequence=sequence), Dialect.DOCUMENTED
         case "stderr":
-            return Progress(stream=Channel.STDERR, data=chunk.stderr, sequence=sequence), Dialect.SEED
+            return Progress(stream=Channel.STDERR, data=chunk.stderr, sequence=sequence), Dialect.DOCUMENTED
         case _:
             said = chunk.status
             status = Status(
@@ -225,7 +225,7 @@ def decode_progress(event: tolerant_pb2.CommandProgress) -> tuple[Progress, Dial
                 message=said.message[:MESSAGE_LIMIT],
                 percent=said.percent if math.isfinite(said.percent) else 0.0,
             )
-            return Progress(stream=Channel.STATUS, sequence=sequence, status=status), Dialect.SEED
+            return Progress(stream=Channel.STATUS, sequence=sequence, status=status), Dialect.DOCUMENTED
 
 
 def _documented_chunk(event: tolerant_pb2.CommandProgress) -> pb.Chunk | None:

@@ -43,7 +43,7 @@ async def test_it_says_hello_and_every_event_is_signed_for_in_full(
     assert said.custom_labels["rack"] == "7"
     assert "shell" in said.local_tools
     assert "cmd.run" in said.local_tools
-    assert server.metadata[0]["x-aegis-edge-dialect"] == "seed"
+    assert server.metadata[0]["x-aegis-edge-dialect"] == "documented"
     assert server.metadata[0]["authorization"].startswith("Bearer ")
 
 

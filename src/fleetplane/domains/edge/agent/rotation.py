@@ -36,7 +36,7 @@ KEEP_OLD_SECONDS: Final = 24 * 3600.0
 PATIENCE_SECONDS: Final = 4 * link.CALL_LIMIT_SECONDS
 """For another process to finish: it asks the server a few times at most."""
 PATIENCE_STEP_SECONDS: Final = 0.1
-DIALECT: Final = (("x-aegis-edge-dialect", "seed"),)
+DIALECT: Final = (("x-aegis-edge-dialect", "documented"),)
 
 
 class Form(StrEnum):

@@ -110,7 +110,7 @@ class Session:
             clock=node.clock,
         )
         metadata = (
-            ("x-aegis-edge-dialect", "seed"),
+            ("x-aegis-edge-dialect", "documented"),
             ("authorization", f"Bearer {node.keyring.current.token}"),
         )
         # Bytes in, bytes out: what is signed must be what is carried.
