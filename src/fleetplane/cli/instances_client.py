@@ -13,78 +13,37 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import grpc
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from google.protobuf.empty_pb2 import Empty
 
-from fleetplane.cli.address import parse_address
 from fleetplane.cli.client import CHANNEL_OPTIONS, STREAM_EVENTS_LIMIT, WAIT_SLICE_SECONDS, away
+from fleetplane.cli.owner_client import Connection, OwnerClient
 from fleetplane.gen.fleetplane.admin.v1 import authority_pb2_grpc
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2_grpc as admin_grpc
 from fleetplane.gen.nstance.v1 import operator_pb2, operator_pb2_grpc
-from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound
 
 OPERATOR_OPTIONS = tuple(
     (name, value) for name, value in CHANNEL_OPTIONS if name != "grpc.min_reconnect_backoff_ms"
 )
 """Those of a local socket, less the one that also bounds how long a connection may take to come up: an
 operator may be a continent away from its server, and a handshake then takes longer than that."""
-SOCKET = "admin.sock"
-"""In the server's data directory."""
 OWNER = "local"
 """The operator as which the server's owner acts."""
 OWNER_SECONDS = 3600.0
 """How long the owner's certificate lasts: longer than any command waits, and made anew to reconnect."""
 
 
-class _Connection:
-    """One channel and one stub; a context manager."""
-
-    def __init__(self, channel: grpc.Channel, stub: Any, call_seconds: float) -> None:
-        self._channel = channel
-        self._stub = stub
-        self._call_seconds = call_seconds
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        away(self._channel.close)
-
-    def call(self, method: str, request: Any) -> Any:
-        return away(lambda: getattr(self._stub, method)(request, timeout=self._call_seconds))
-
-
-class _OwnerClient(_Connection):
-    """The server's owner, at its socket."""
-
-    stub: ClassVar[type[Any]]
-
-    def __init__(self, data_dir: Path, *, call_seconds: float) -> None:
-        socket = (data_dir / SOCKET).absolute()
-        if not socket.exists():
-            raise Unavailable(
-                f"no server listens at {socket}", hint="--data-dir names the data directory of one that runs"
-            )
-        channel = grpc.insecure_channel(parse_address(f"unix://{socket}"), options=CHANNEL_OPTIONS)
-        super().__init__(channel, self.stub(channel), call_seconds)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}>"
-
-
-class AdminClient(_OwnerClient):
+class AdminClient(OwnerClient):
     stub = admin_grpc.InstancesAdminStub
 
 
-class AuthorityClient(_OwnerClient):
+class AuthorityClient(OwnerClient):
     stub = authority_pb2_grpc.AuthorityAdminStub
 
 
@@ -180,7 +139,7 @@ class Target:
         return OperatorClient(address, made.identity, call_seconds=self.call_seconds)
 
 
-class OperatorClient(_Connection):
+class OperatorClient(Connection):
     """An operator, at the operator listener."""
 
     def __init__(self, address: str, identity: Identity, *, call_seconds: float) -> None:
