@@ -72,6 +72,7 @@ case ${1:-} in
         need gcc gcc libc6-dev  # builds the stand-in NVML library that the real bindings are tested on
         need_quiet nginx nginx  # the proxy agent is tested on a real one
         need pebble pebble      # certificates are tested with a real authority
+        need h2load nghttp2-client  # the benchmarks are tried, each for a moment
         need_quiet sshd openssh-server  # boards are provisioned over a real one
         need chromium chromium  # the live page is tested in a real browser
         ;;

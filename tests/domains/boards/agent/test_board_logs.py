@@ -142,7 +142,7 @@ def test_a_filter_that_cannot_be_is_named(wanted: dict[str, Any], field: str) ->
 def test_patterns_made_to_hang_do_not(pattern: str) -> None:
     wanted = query(regex=pattern)
     for text in ("x" * 60_000, "a" * 60_000, "aX" * 30_000):
-        wanted.wants(entry(text))  # one that takes more than half a second raises
+        assert wanted.wants(entry(text)) in (True, False)  # one that takes more than half a second raises
 
 
 def test_without_a_safe_matcher_callers_have_no_patterns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ an instance that we were told is ours: an administrator's own way out is never t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -31,20 +32,22 @@ SECOND_INTERFACE = 1
 """Where the leader's interface goes: 0 is the machine's own."""
 
 
-class AwsNetwork:
-    @property
-    def _clock(self) -> Clock:
-        raise NotImplementedError
+class AwsNetwork(ABC):
+    """What of a provider concerns the network; the rest of the provider says how EC2 is asked."""
 
     @property
-    def _cluster_tag(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _clock(self) -> Clock: ...
 
-    async def _ec2(self, operation: str, shape: type[T], **parameters: object) -> T:
-        raise NotImplementedError
+    @property
+    @abstractmethod
+    def _cluster_tag(self) -> str: ...
 
-    async def _elb(self, operation: str, shape: type[T], **parameters: object) -> T:
-        raise NotImplementedError
+    @abstractmethod
+    async def _ec2(self, operation: str, shape: type[T], **parameters: object) -> T: ...
+
+    @abstractmethod
+    async def _elb(self, operation: str, shape: type[T], **parameters: object) -> T: ...
 
     # Load balancers.
 

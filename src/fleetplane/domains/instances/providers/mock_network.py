@@ -5,6 +5,7 @@ All of it is in plain attributes, for tests to look at and to change.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -20,7 +21,7 @@ from fleetplane.domains.instances.providers.contract import (
 )
 
 
-class MockNetwork:
+class MockNetwork(ABC):
     def __init__(self) -> None:
         self.targets: dict[str, set[str]] = defaultdict(set)
         """Provider ids behind each load balancer, by its key."""
@@ -33,8 +34,8 @@ class MockNetwork:
         self.images: dict[str, str] = {}
         """Ids by name, oldest first."""
 
-    def _call(self, operation: str) -> AbstractAsyncContextManager[None]:
-        raise NotImplementedError
+    @abstractmethod
+    def _call(self, operation: str) -> AbstractAsyncContextManager[None]: ...
 
     def lose(self, provider_id: str) -> None:
         """A machine is gone, and with it its place behind every load balancer."""
