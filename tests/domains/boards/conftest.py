@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from board_gpio_kit import number_of, registered
+from board_node_rig import NodeRig, node_rig
 from boards_processes import BoardProcess, Certified, Place, boards_place, config_of
 from boards_rig import BoardsRig, boards_rig
 from boards_web import BoardsWeb, boards_web
@@ -44,3 +46,10 @@ def board(place: Place) -> Iterator[BoardProcess]:
 @pytest.fixture(scope="module")
 def controller(place: Place) -> Certified:
     return place.certified("second-server")
+
+
+@pytest.fixture
+async def node(rig: BoardsRig, tmp_path: Path) -> AsyncIterator[NodeRig]:
+    async with node_rig(tmp_path, rig) as made:
+        await registered(rig, number_of(made), made)
+        yield made
