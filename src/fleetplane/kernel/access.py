@@ -20,6 +20,21 @@ EVERYWHERE = ""
 """The scope prefix that covers every scope."""
 
 
+VIEWER, OPERATOR, ADMIN, OWNER = Role("viewer"), Role("operator"), Role("admin"), Role("owner")
+BUILT_IN_ROLES = (VIEWER, OPERATOR, ADMIN, OWNER)
+"""Roles that mean something in every domain, each with what the ones before it have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """A role that is held at a scope and everywhere below it."""
+
+    role: Role
+    scope: str = EVERYWHERE
+    origin: str = ""
+    """What gave it, for people who ask why somebody may do something."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
     """Who is calling, as the connection proved it."""
@@ -28,7 +43,18 @@ class Principal:
     """Stable and unique, such as `local`, `token/ci` or `agent/i-0abc`; audited with every write."""
     roles: frozenset[Role]
     scope: str = EVERYWHERE
-    """The principal acts only at or below this scope."""
+    """The principal's `roles` hold only at or below this scope."""
+    bindings: tuple[Binding, ...] = ()
+    """Further roles, each at a scope of its own."""
+
+    def at(self, scope: str) -> Principal:
+        """The same principal with the roles that it holds at one scope, and nothing elsewhere.
+
+        For code that knows a single scope for each caller: what is held at several scopes is never added up.
+        """
+        held = set(self.roles) if covers(self.scope, scope) else set()
+        held.update(one.role for one in self.bindings if covers(one.scope, scope))
+        return Principal(name=self.name, roles=frozenset(held), scope=scope)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +66,31 @@ class Grant:
 def covers(prefix: str, scope: str) -> bool:
     """Whether `scope` is `prefix` or lies below it, by whole path segments."""
     return prefix == EVERYWHERE or scope == prefix or scope.startswith(prefix + "/")
+
+
+def built_in_grants(
+    *,
+    viewer: Iterable[Permission] = (),
+    operator: Iterable[Permission] = (),
+    admin: Iterable[Permission] = (),
+    owner: Iterable[Permission] = (),
+) -> dict[Role, tuple[Grant, ...]]:
+    """The rows of the built-in roles in a domain's table: what each adds to the one before it."""
+    table: dict[Role, tuple[Grant, ...]] = {}
+    held: tuple[Grant, ...] = ()
+    for role, added in zip(BUILT_IN_ROLES, (viewer, operator, admin, owner), strict=True):
+        held += tuple(Grant(permission=permission) for permission in added)
+        table[role] = held
+    return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a principal may do something: the role that grants it, where it is held, and what gave it."""
+
+    role: Role
+    scope: str
+    origin: str
 
 
 @dataclass(slots=True)
@@ -65,11 +116,55 @@ class AccessTable:
                 f"no role grants {', '.join(orphans)}", hint="add it to a role in the access table"
             )
 
+    def require_built_in(self, needed: Iterable[Permission]) -> None:
+        """Refuse to go on when a permission that operators need is granted by no built-in role."""
+        orphans = sorted(
+            permission
+            for permission in set(needed)
+            if not self._by_permission.get(permission, {}).keys() & set(BUILT_IN_ROLES)
+        )
+        if orphans:
+            raise SettingsError(
+                f"no built-in role grants {', '.join(orphans)}",
+                hint="say with `built_in_grants` which of viewer, operator, admin and owner has it first",
+            )
+
     def allows(self, principal: Principal, permission: Permission, scope: str = EVERYWHERE) -> bool:
-        if not covers(principal.scope, scope):
-            return False
         roles = self._by_permission.get(permission, {})
-        return any(covers(granted, scope) for role in principal.roles for granted in roles.get(role, ()))
+        if covers(principal.scope, scope) and any(
+            covers(granted, scope) for role in principal.roles for granted in roles.get(role, ())
+        ):
+            return True
+        return any(
+            covers(granted, scope)
+            for one in principal.bindings
+            if covers(one.scope, scope)
+            for granted in roles.get(one.role, ())
+        )
+
+    def scopes(self, principal: Principal, permission: Permission) -> frozenset[str]:
+        """The scopes at and below which a principal has a permission; empty if it has it nowhere."""
+        return frozenset(
+            granted if covers(cause.scope, granted) else cause.scope
+            for cause in self.causes(principal, permission)
+            for granted in self._by_permission[permission][cause.role]
+            if covers(cause.scope, granted) or covers(granted, cause.scope)
+        )
+
+    def causes(self, principal: Principal, permission: Permission) -> tuple[Cause, ...]:
+        """What gives a principal a permission somewhere, widest scope first."""
+        roles = self._by_permission.get(permission, {})
+        found = [
+            Cause(role=role, scope=principal.scope, origin=principal.name)
+            for role in sorted(principal.roles)
+            if role in roles
+        ]
+        found += [
+            Cause(role=one.role, scope=one.scope, origin=one.origin)
+            for one in principal.bindings
+            if one.role in roles
+        ]
+        return tuple(sorted(found, key=lambda cause: cause.scope.count("/") if cause.scope else -1))
 
     def check(self, principal: Principal, permission: Permission, scope: str = EVERYWHERE) -> None:
         if not self.allows(principal, permission, scope):

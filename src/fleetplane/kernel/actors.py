@@ -1,4 +1,4 @@
-"""Who did something, as it is signed under what is written and as it is told.
+"""Names of actors, as the audit log stores and shows them.
 
 A write that must happen once is signed with more than a name: with the digest of the key under
 which its caller may send it again. That belongs to the write; whoever keeps or shows a name takes

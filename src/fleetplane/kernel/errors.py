@@ -98,6 +98,14 @@ class FailedPrecondition(FleetplaneError):
     reason = "FAILED_PRECONDITION"
 
 
+class PreconditionFailed(FailedPrecondition):
+    """What the caller has seen is not of this store: it was lost before a backup was restored."""
+
+    http_status = 412
+    reason = "PRECONDITION_FAILED"
+    hint = "read the current state and retry"
+
+
 class Conflict(FleetplaneError):
     """Someone else changed the thing first: read it again and retry."""
 
@@ -123,11 +131,20 @@ class Unimplemented(FleetplaneError):
 
 
 class Unavailable(FleetplaneError):
-    """Not now; the same call may succeed later."""
+    """The call cannot be served now; the same call may succeed later."""
 
     grpc_code = 14
     http_status = 503
     reason = "UNAVAILABLE"
+
+
+class OutcomeUnknown(Unavailable):
+    """The outcome is unknown: the change may show, now or after a restart."""
+
+    grpc_code = 2  # UNKNOWN: not UNAVAILABLE, which clients repeat by themselves
+    http_status = 500
+    reason = "OUTCOME_UNKNOWN"
+    hint = "read before trying again"
 
 
 class SettingsError(FleetplaneError):

@@ -1,4 +1,4 @@
-"""What is told to those who watch: events, the batches they come in, and what of them still matters.
+"""Events of watches, the batches they come in, and coalescing.
 
 Pure. Knows neither who watches nor where events are kept.
 """

@@ -6,8 +6,18 @@ from collections.abc import Sequence
 
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET
 from fleetplane.kernel.freeze import FREEZE
+from fleetplane.kernel.identity.bindings import BINDING
+from fleetplane.kernel.identity.ended_places import ENDED_PLACE
 from fleetplane.kernel.identity.revocation import REVOCATION
 from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.resources import AnyKind
 
-KERNEL_KINDS: Sequence[AnyKind] = (COMMAND, COMMAND_TARGET, FREEZE, LEASE, REVOCATION)
+KERNEL_KINDS: Sequence[AnyKind] = (
+    BINDING,
+    COMMAND,
+    COMMAND_TARGET,
+    ENDED_PLACE,
+    FREEZE,
+    LEASE,
+    REVOCATION,
+)

@@ -53,6 +53,7 @@ class LivenessTracker:
         self._heard: dict[Liveness, OrderedDict[AgentId, float]] = {
             state: OrderedDict() for state in Liveness
         }
+        self._since = -math.inf
 
     def __repr__(self) -> str:
         numbers = " ".join(f"{state}={len(agents)}" for state, agents in self._heard.items())
@@ -66,6 +67,13 @@ class LivenessTracker:
         if before is not Liveness.ONLINE:
             yield LivenessChanged(agent=agent, before=before, after=Liveness.ONLINE)
 
+    def grant(self, since: float) -> None:
+        """Count nobody's silence from before this moment: the server itself was not listening then.
+
+        See `attention.Term`. Everybody has a whole new term, those that were stale already included.
+        """
+        self._since = max(self._since, since)
+
     def tick(self, *, now: float) -> Iterator[LivenessChanged]:
         """Move everyone whose silence has lasted long enough."""
         steps = (
@@ -76,7 +84,7 @@ class LivenessTracker:
             waiting = self._heard[before]
             while waiting:
                 agent, heard_at = next(iter(waiting.items()))
-                if now - heard_at < limit_seconds:
+                if now - max(heard_at, self._since) < limit_seconds:
                     break
                 del waiting[agent]
                 self._heard[after][agent] = heard_at
@@ -90,7 +98,7 @@ class LivenessTracker:
         )
         return min(
             (
-                next(iter(self._heard[state].values())) + limit
+                max(next(iter(self._heard[state].values())), self._since) + limit
                 for state, limit in limits
                 if self._heard[state]
             ),

@@ -31,6 +31,10 @@ SpecT = TypeVar("SpecT")
 StatusT = TypeVar("StatusT")
 
 
+class Nothing(msgspec.Struct, frozen=True):
+    """The spec or status of a kind that has none."""
+
+
 class Key(NamedTuple):
     """The address of a resource."""
 
@@ -50,7 +54,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str = ""
     message: str = ""
     changed_at_ns: int | None = None
-    """When `status` last changed, in nanoseconds since the epoch; None if nobody said."""
+    """When `status` last changed, in nanoseconds since the epoch; None if unknown."""
     writer: str = ""
 
 
@@ -87,6 +91,10 @@ class Kind(Generic[SpecT, StatusT]):
     name: str
     spec: type[SpecT]
     status: type[StatusT]
+    is_logged: bool = True
+    """Whether the log has the content of each change, else only what was changed: for what is large and never
+    changes, so that it is stored once. A watch that resumes from the log is then told of what is still
+    there, and a deletion has no spec."""
 
     def key(self, scope: str, name: str) -> Key:
         return Key(self.name, scope, name)
@@ -94,8 +102,17 @@ class Kind(Generic[SpecT, StatusT]):
     def decode(self, body: bytes) -> Resource[SpecT, StatusT]:
         try:
             return self._decoder.decode(body)
-        except (msgspec.MsgspecError, TypeError) as error:  # TypeError: not even bytes any more
+        except (msgspec.MsgspecError, UnicodeError, TypeError) as error:  # TypeError: not even bytes any more
             raise IntegrityError(f"a stored {self.name} cannot be read: {error}") from error
+
+    def decode_logged(self, body: bytes) -> AnyResource:
+        """From the log: without spec and status if this kind is not logged."""
+        if self.is_logged:
+            return self.decode(body)
+        try:
+            return _BARE.decode(body)
+        except (msgspec.MsgspecError, UnicodeError, TypeError) as error:
+            raise IntegrityError(f"a logged {self.name} cannot be read: {error}") from error
 
     @cached_property
     def _decoder(self) -> msgspec.msgpack.Decoder[Resource[SpecT, StatusT]]:
@@ -109,6 +126,12 @@ AnyResource = Resource[Any, Any]
 """For the kernel's own rooms, which hold every kind side by side."""
 
 _ENCODER = msgspec.msgpack.Encoder()
+_BARE = msgspec.msgpack.Decoder(Resource[Any, Any])
+
+
+def bare(resource: AnyResource) -> AnyResource:
+    """What is logged of a kind that is not: which resource, and when."""
+    return msgspec.structs.replace(resource, spec=None, status=None, labels={}, conditions=())
 
 
 def encode(resource: AnyResource) -> bytes:

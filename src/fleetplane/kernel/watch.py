@@ -42,9 +42,18 @@ _NOTHING = Batch(revision=0)
 """What a watch takes that has seen everything."""
 
 __all__ = [
-    "Batch", "Event", "EventType", "Hub", "Page", "Sink", "Source", "Watch", "WatchLimits", "coalesce",
+    "Batch",
+    "Event",
+    "EventType",
+    "Hub",
+    "Page",
+    "Sink",
+    "Source",
+    "Watch",
+    "WatchLimits",
+    "coalesce",
     "enclosing",
-]  # fmt: skip
+]
 
 
 class Source(Protocol):
@@ -220,9 +229,22 @@ class Watch:
     """One watcher: take batches with `next()` or by iterating, one consumer at a time."""
 
     __slots__ = (
-        "_closed", "_deadline", "_failure", "_hub", "_loop", "_owed", "_parked", "_position", "_replaying",
-        "_sink", "_timer", "_wait", "kind", "revision", "scope",
-    )  # fmt: skip
+        "_closed",
+        "_deadline",
+        "_failure",
+        "_hub",
+        "_loop",
+        "_owed",
+        "_parked",
+        "_position",
+        "_replaying",
+        "_sink",
+        "_timer",
+        "_wait",
+        "kind",
+        "revision",
+        "scope",
+    )
 
     def __init__(self, hub: Hub, kind: str, scope: str, cursor: int) -> None:
         self.kind = kind
@@ -395,7 +417,7 @@ class Watch:
             raise Unavailable("the store is closed")
 
     def close(self) -> None:
-        """End the watch; whoever waits for its next batch is told so. May be called again."""
+        """End the watch; a reader that waits for the next batch gets an error. May be called again."""
         if self._closed:
             return
         self._closed = True

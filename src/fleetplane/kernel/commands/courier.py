@@ -1,4 +1,4 @@
-"""What a ledger of commands asks of whoever delivers them, and the bounds it keeps."""
+"""The interface of the ledger to the courier that delivers commands, and the ledger's limits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CommandLimits:
 
 
 class Courier(Protocol):
-    """Whoever holds the sessions of a channel's targets."""
+    """Delivers commands over the sessions of a channel's targets."""
 
     def is_present(self, target: str) -> bool: ...
 

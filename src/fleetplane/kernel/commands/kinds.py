@@ -19,7 +19,7 @@ class CommandSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Which part of the server delivers it."""
     verb: str
     payload: bytes
-    """For whoever delivers it; means nothing here."""
+    """For the courier; opaque here."""
     actor: str
     targets: int
     wait: bool
@@ -52,9 +52,11 @@ class TargetStatus(msgspec.Struct, frozen=True, kw_only=True):
     run_by_ns: int | None = None
     """While it is delivered and has no outcome."""
     detail: str = ""
-    """The target's own words, or why there are none."""
+    """The target's own message, or why there is none."""
     result: bytes = b""
-    """What came with them; means something only to whoever delivers commands."""
+    """The result that came with it; opaque here."""
+    told_to_stop: bool = False
+    """It was cancelled while a target had it that cannot stop: what that says later is the outcome."""
 
 
 Command = Resource[CommandSpec, CommandStatus]

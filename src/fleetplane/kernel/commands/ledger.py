@@ -8,7 +8,7 @@ Does not know what a command does, how it travels, or who may issue one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from fleetplane.kernel.actors import who
@@ -34,8 +34,8 @@ from fleetplane.kernel.commands.steps import Move
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.values.times import NS
 
-NS = 1_000_000_000
 ID_BYTES = 16
 BATCH = 256
 """Targets moved in one transaction, so that a large command never holds up other writers for long."""
@@ -52,17 +52,20 @@ class Commands:
         channel: str,
         courier: Courier,
         limits: CommandLimits | None = None,
+        stops: Callable[[str], bool] = lambda _: True,
     ) -> None:
+        """`stops` says whether a target stops a running command on request."""
         self._store = store
         self._clock = clock
         self._channel = channel
         self._actor = f"commands/{channel}"
         self._courier = courier
+        self._stops = stops
         self._limits = limits or CommandLimits()
         self._index = OpenIndex(self._find)
         self.outputs = Outputs()
         self.ignored = 0
-        """Words of targets that came after the end, or were about nothing known."""
+        """Messages of targets that came after the end, or about unknown commands."""
 
     def __repr__(self) -> str:
         return f"<Commands {self._channel} {self._index!r}>"
@@ -113,16 +116,25 @@ class Commands:
         its word is waited for once it was sent.
         """
         self._limits.check(
-            targets, payload, deliver_seconds=deliver_within_seconds, run_seconds=run_for_seconds,
+            targets,
+            payload,
+            deliver_seconds=deliver_within_seconds,
+            run_seconds=run_for_seconds,
             already_open=len(self._index),
-        )  # fmt: skip
+        )
         command = self._clock.token_bytes(ID_BYTES).hex()
         below = targets_scope(scope, command)
         first = {name: State.HELD if hold else self._first_state(name, wait=wait) for name in targets}
         spec = CommandSpec(
-            channel=self._channel, verb=verb, payload=payload, actor=who(actor), targets=len(targets),
-            wait=wait, repeatable=repeatable, run_for_ns=round(run_for_seconds * NS),
-        )  # fmt: skip
+            channel=self._channel,
+            verb=verb,
+            payload=payload,
+            actor=who(actor),
+            targets=len(targets),
+            wait=wait,
+            repeatable=repeatable,
+            run_for_ns=round(run_for_seconds * NS),
+        )
 
         def change(draft: Draft) -> tuple[Command, list[CommandTarget]]:
             deliver_by_ns = draft.now_ns + round(deliver_within_seconds * NS)
@@ -191,8 +203,16 @@ class Commands:
 
     async def arrived(self, target: str) -> None:
         """The target opened a session: send what waits, and again what may have been lost, in order."""
-        await self._move([Move(key=key, steps=(Step.NEW_SESSION,)) for key in self._index.of(target)])
+        await self.renewed(target)
         await self.room(target)
+
+    async def renewed(self, target: str) -> None:
+        """What an older session was to deliver may not have arrived, and waits for the next one.
+
+        To be called before that one is open, where it could be given something meanwhile: what it has
+        would be taken for what the older one lost.
+        """
+        await self._move([Move(key=key, steps=(Step.NEW_SESSION,)) for key in self._index.of(target)])
 
     async def room(self, target: str) -> None:
         """The target can take something: send what waits, in order, for as long as it can."""
@@ -267,7 +287,8 @@ class Commands:
     ) -> Command:
         """Take a command back where it has no outcome yet, and tell those targets that have it.
 
-        What was begun is not undone by that; whether a target can stop is its own affair.
+        What was begun is not undone by that. A target that cannot stop is told to, and keeps the command
+        until it says how that ended.
         """
         self._command(scope, command)
         reason = reason or f"cancelled by {who(actor)}"
@@ -276,7 +297,10 @@ class Commands:
             for one in self._store.list(COMMAND_TARGET, targets_scope(scope, command))
             if is_open(one) and (targets is None or one.name in targets)
         ]
-        await self._end([one.key for one in doomed], Step.CANCEL, reason, actor=actor)
+        going_on = [one.key for one in doomed if state_of(one) in UNDER_WAY and not self._stops(one.name)]
+        rest = {one.key for one in doomed}.difference(going_on)
+        await self._end([one.key for one in doomed if one.key in rest], Step.CANCEL, reason, actor=actor)
+        await self._end(going_on, Step.TELL_TO_STOP, reason, actor=actor)
         return self._command(scope, command)
 
     async def _end(self, keys: Iterable[Key], step: Step, detail: str, *, actor: str = "") -> None:
@@ -352,9 +376,11 @@ class Commands:
         for command in old:
             keys = [command.key, *(target.key for target in self.targets(command))]
             await self._store.transact(
-                partial(steps.forget, keys=keys), actor=self._actor, action="command.sweep",
+                partial(steps.forget, keys=keys),
+                actor=self._actor,
+                action="command.sweep",
                 touches=keys,
-            )  # fmt: skip
+            )
         return len(old)
 
     # Writing.
@@ -390,8 +416,10 @@ class Commands:
                     touches.add(COMMAND.key(target.spec.command_scope, target.spec.command))
             done = await self._store.transact(
                 partial(steps.take, moves=batch),
-                actor=actor or self._actor, action="command.step", touches=touches,
-            )  # fmt: skip
+                actor=actor or self._actor,
+                action="command.step",
+                touches=touches,
+            )
             for target in done.value:
                 self._index.note(target)
             moved += [target.key for target in done.value]

@@ -10,7 +10,8 @@ and six ways to end, of which every target of every command gets exactly one:
     OK, FAILED        the target's own word, or that its session ended and took the answer with it
     TIMED_OUT         it was delivered, and the time to run it passed without that word
     EXPIRED           the time to deliver it passed first
-    CANCELLED         whoever issued it took it back, or the target says that it was stopped
+    CANCELLED         whoever issued it took it back, or the target says that it was stopped. A target that
+                      has it and cannot stop is only told to: its own word, or none in time, is the outcome
     UNDELIVERABLE     there was nobody to deliver it to, and it was not to wait
 
 Two deadlines, because they mean different things: until `deliver_by` nothing has happened to
@@ -62,7 +63,7 @@ class Step(StrEnum):
     NEW_SESSION = "new_session"
     """The target opened another session: what an older one was to deliver may not have arrived."""
     LOST = "lost"
-    """The target's session ended. Nobody will answer for what it had, unless it can be sent again."""
+    """The target's session ended. What it had is not answered any more, unless it can be sent again."""
     NOBODY = "nobody"
     """The target is away, and the command is not to wait."""
     REMOVED = "removed"
@@ -73,10 +74,12 @@ class Step(StrEnum):
     GAVE_UP = "gave_up"
     """The target itself says that the time was not enough."""
     STOPPED = "stopped"
-    """The target itself says that it was told to stop."""
+    """The target reports that it stopped on request."""
     TOO_LATE = "too_late"
     """Its deadline has passed: which one depends on the state."""
     CANCEL = "cancel"
+    TELL_TO_STOP = "tell_to_stop"
+    """Cancelled, but its target has it and cannot stop: it goes on, and its answer is awaited."""
 
 
 S = State
@@ -86,7 +89,7 @@ WORDS = {
     Step.GAVE_UP: S.TIMED_OUT,
     Step.STOPPED: S.CANCELLED,
 }
-"""The ways to end that a target can tell of itself."""
+"""The ends that a target can report itself."""
 TABLE: Mapping[State, Mapping[Step, State]] = {
     S.HELD: {
         Step.RELEASE: S.WAITING,

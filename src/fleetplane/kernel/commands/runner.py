@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import asyncio
 
+from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands.ledger import NS, Commands
+from fleetplane.kernel.commands.ledger import Commands
+from fleetplane.kernel.values.times import NS
 
 LONGEST_NAP_SECONDS = 1.0
 """A new deadline is noticed this late at most; deadlines are counted in seconds."""
 SWEEP_SECONDS = 3600.0
 
 
-async def run(commands: Commands, clock: Clock) -> None:
-    """Until cancelled."""
+async def run(commands: Commands, clock: Clock, attention: Attention | None = None) -> None:
+    """Until cancelled. Nothing times out right after a gap of the server's own; see `attention`."""
+    attention = attention or Attention(clock)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(commands.follow(), name="commands/follow")
-        tasks.create_task(_keep_deadlines(commands, clock), name="commands/deadlines")
+        tasks.create_task(_keep_deadlines(commands, clock, attention), name="commands/deadlines")
 
 
-async def _keep_deadlines(commands: Commands, clock: Clock) -> None:
+async def _keep_deadlines(commands: Commands, clock: Clock, attention: Attention) -> None:
     swept = clock.monotonic()
     while True:
         due = commands.next_due_ns()
         ahead = LONGEST_NAP_SECONDS if due is None else max(0.0, (due - clock.now_ns()) / NS)
         await clock.sleep(min(ahead, LONGEST_NAP_SECONDS))
+        if not attention.settled:
+            await clock.sleep(LONGEST_NAP_SECONDS)
+            continue
         await commands.expire()
         if clock.monotonic() - swept >= SWEEP_SECONDS:
             swept = clock.monotonic()

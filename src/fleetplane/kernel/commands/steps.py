@@ -22,14 +22,15 @@ from fleetplane.kernel.commands.kinds import (
     TargetStatus,
     targets_scope,
 )
-from fleetplane.kernel.commands.rules import OPEN, State, Step
+from fleetplane.kernel.commands.rules import OPEN, UNDER_WAY, State, Step
 from fleetplane.kernel.resources import AnyKind, Key
 from fleetplane.kernel.store import ABSENT, Draft
 
 DETAIL_LIMIT = 1024
-"""Characters kept of a target's words; the rest of them is output."""
+"""Characters kept of a target's message; longer text belongs to the output."""
 TOO_LATE = "no word came in time"
 AWAY = "the target is away"
+MAY_FINISH = "told to stop; may finish"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +63,22 @@ def write_down(
     below = targets_scope(scope, command)
     made = [
         draft.put(
-            COMMAND_TARGET, below, name,
+            COMMAND_TARGET,
+            below,
+            name,
             spec=TargetSpec(
-                command=command, command_scope=scope, channel=spec.channel, verb=spec.verb, target=name,
+                command=command,
+                command_scope=scope,
+                channel=spec.channel,
+                verb=spec.verb,
+                target=name,
                 deliver_by_ns=deliver_by_ns,
             ),
             status=begun(state, spec, draft.now_ns),
             expect=ABSENT,
         )
         for name, state in first.items()
-    ]  # fmt: skip
+    ]
     status = counted(CommandStatus(open=len(made)), first.values(), draft.now_ns)
     return draft.put(COMMAND, scope, command, spec=spec, status=status, expect=ABSENT), made
 
@@ -102,6 +109,12 @@ def _taken(target: CommandTarget, move: Move, command: CommandSpec, now_ns: int)
     assert status is not None
     overdue = now_ns >= target.spec.deliver_by_ns
     for asked in move.steps:
+        if asked is Step.TELL_TO_STOP:
+            if status.state in UNDER_WAY and not status.told_to_stop:
+                status = msgspec.structs.replace(
+                    status, told_to_stop=True, detail=f"{MAY_FINISH}: {move.detail}"[:DETAIL_LIMIT]
+                )
+            continue
         step = Step.TOO_LATE if overdue and asked is Step.HAND_OVER else asked
         if overdue and asked is Step.NEW_SESSION:
             continue  # too late to send it again: what was sent may still be answered
@@ -115,10 +128,16 @@ def _taken(target: CommandTarget, move: Move, command: CommandSpec, now_ns: int)
             changed_at_ns=now_ns,
             deliveries=status.deliveries + (step is Step.HAND_OVER) - (step is Step.TURN_BACK),
             run_by_ns=_run_by_ns(status, state, command, now_ns),
-            detail="" if state in OPEN else move.detail[:DETAIL_LIMIT],
+            detail="" if state in OPEN else _words(status, state, move),
+            told_to_stop=status.told_to_stop and state is not State.WAITING,
             result=b"" if state in OPEN else move.result,
         )
     return status
+
+
+def _words(status: TargetStatus, state: State, move: Move) -> str:
+    unsure = status.told_to_stop and state is State.TIMED_OUT and not move.result
+    return (f"{MAY_FINISH}: {move.detail}" if unsure else move.detail)[:DETAIL_LIMIT]
 
 
 def _run_by_ns(status: TargetStatus, state: State, command: CommandSpec, now_ns: int) -> int | None:

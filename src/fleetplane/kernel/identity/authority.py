@@ -1,7 +1,8 @@
 """The certificate authority, and the one that follows or preceded it.
 
-Its key is ECDSA P-256, because grpc's own clients cannot verify Ed25519 server certificates;
-the keys it certifies may be of either kind. A client's role and tenant stand in its
+There are two of them: one for the fleet itself (`FLEET`: listeners, agents, operators) and one for what
+workloads on instances show each other (`WORKLOAD`), which no listener of ours trusts. Keys that are made
+here are ECDSA P-256; one that is imported may be Ed25519. A client's role and tenant stand in its
 certificate, so that who presents it needs no look-up. One authority signs; while it is being
 replaced another is trusted beside it, in the steps of `succession`. Knows no HTTP and no
 listeners: whoever holds trust open subscribes.
@@ -22,20 +23,49 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import NameOID
 
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
 from fleetplane.kernel.identity.master_key import MasterKey
 from fleetplane.kernel.identity.profile import LeafProfile, LeafUsage, host_name, subject
-from fleetplane.kernel.identity.roots import BACKDATE, key_id_of, key_usage, make_root, unpack
+from fleetplane.kernel.identity.roots import (
+    BACKDATE,
+    authority_key_identifier,
+    cross_signed,
+    key_id_of,
+    key_usage,
+    make_root,
+    may_sign_authorities,
+    private_key,
+    read_root,
+    signature_hash,
+    unpack,
+    write_root,
+)
 from fleetplane.kernel.identity.succession import Phase, Succession
 from fleetplane.kernel.store import Store
 
 SERVER_LIFE = timedelta(days=397)  # the longest that browsers accept
 ACTOR = "system/identity"
-_SECRET = "authority"  # noqa: S105  # the name it is kept under
 URI_ROLE = "fleetplane://role/"
 URI_TENANT = "fleetplane://tenant/"
 
 PublicKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthorityPurpose:
+    """What an authority signs for; each has a key of its own."""
+
+    secret: str
+    """The name under which it is kept in the store."""
+    title: str
+    """Begins the common name of its certificate."""
+
+
+FLEET = AuthorityPurpose(secret="authority", title="Fleetplane CA")  # noqa: S106  # a name, not a secret
+WORKLOAD = AuthorityPurpose(
+    secret="workload-authority",  # noqa: S106
+    title="Fleetplane workload CA",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +99,16 @@ class Member:
 class Authority:
     """See `load_or_create`; the constructor takes what has been loaded."""
 
-    def __init__(self, succession: Succession, *, store: Store, master: MasterKey, clock: Clock) -> None:
+    def __init__(
+        self,
+        succession: Succession,
+        *,
+        store: Store,
+        master: MasterKey,
+        clock: Clock,
+        purpose: AuthorityPurpose = FLEET,
+    ) -> None:
+        self._purpose = purpose
         self._store = store
         self._master = master
         self._clock = clock
@@ -82,25 +121,29 @@ class Authority:
         return f"<Authority {subject} until {self._certificate.not_valid_after_utc:%F} {self.phase}>"
 
     @classmethod
-    async def load_or_create(cls, store: Store, master: MasterKey, clock: Clock) -> Authority:
+    async def load_or_create(
+        cls, store: Store, master: MasterKey, clock: Clock, *, purpose: AuthorityPurpose = FLEET
+    ) -> Authority:
         """The authority kept in the store, made at first start."""
-        sealed = await store.get_secret(_SECRET)
+        name = purpose.secret
+        sealed = await store.get_secret(name)
         if sealed is not None:
-            return cls(unpack(master.open(sealed, purpose=_SECRET)), store=store, master=master, clock=clock)
+            kept = unpack(master.open(sealed, purpose=name))
+            return cls(kept, store=store, master=master, clock=clock, purpose=purpose)
         now_ns = clock.now_ns()
         succession = Succession(
-            current=make_root(_now(clock)), trusted_since_ns=now_ns, signing_since_ns=now_ns
+            current=make_root(_now(clock), title=purpose.title),
+            trusted_since_ns=now_ns,
+            signing_since_ns=now_ns,
         )
-        authority = cls(succession, store=store, master=master, clock=clock)
-        await authority._keep(succession, actor=ACTOR, action="identity.create-authority")
+        authority = cls(succession, store=store, master=master, clock=clock, purpose=purpose)
+        await authority._keep(succession, actor=ACTOR, action=f"identity.create-{name}")
         return authority
 
     def _use(self, succession: Succession) -> None:
         assert succession.current.private_der is not None
-        key = serialization.load_der_private_key(succession.current.private_der, password=None)
-        assert isinstance(key, ec.EllipticCurvePrivateKey)
         self._succession = succession
-        self._key = key
+        self._key = private_key(succession.current.private_der)
         self._members = tuple(
             Member(key_id=key_id_of(certificate), certificate=certificate, signs=index == 0)
             for index, certificate in enumerate(
@@ -117,6 +160,13 @@ class Authority:
     def certificate_pem(self) -> bytes:
         """Of the authority that signs now."""
         return self._certificate.public_bytes(serialization.Encoding.PEM)
+
+    @property
+    def _issuer_pem(self) -> bytes:
+        """What stands behind a leaf: signed by the authority before, while some trust that one alone."""
+        cross = self._succession.cross_der
+        certificate = self._certificate if cross is None else x509.load_der_x509_certificate(cross)
+        return certificate.public_bytes(serialization.Encoding.PEM)
 
     @property
     def key_id(self) -> str:
@@ -168,21 +218,62 @@ class Authority:
     async def announce(self, *, actor: str) -> None:
         """Make the next authority and trust it; it signs nothing yet."""
         async with self._stepping:
-            made = make_root(_now(self._clock))
+            made = make_root(_now(self._clock), title=self._purpose.title)
             following = self._succession.announce(made, now_ns=self._clock.now_ns())
-            await self._take(following, actor=actor, action="identity.announce-authority")
+            await self._take(following, actor=actor, action=f"identity.announce-{self._purpose.secret}")
+
+    def check(self, certificate_pem: bytes, key_pem: bytes) -> None:
+        """Refuse what `adopt` would refuse."""
+        brought = read_root(certificate_pem, key_pem, now=_now(self._clock))
+        if any(record.certificate_der == brought.certificate_der for record in self._succession.trusted):
+            raise FailedPrecondition(
+                "this authority is trusted here already", hint="fleetplane instances ca status"
+            )
+
+    async def adopt(self, certificate_pem: bytes, key_pem: bytes, *, actor: str) -> None:
+        """Announce an authority that exists elsewhere, such as an older fleet's or another server's."""
+        brought = read_root(certificate_pem, key_pem, now=_now(self._clock))
+        async with self._stepping:
+            self.check(certificate_pem, key_pem)
+            following = self._succession.announce(brought, now_ns=self._clock.now_ns())
+            await self._take(following, actor=actor, action=f"identity.adopt-{self._purpose.secret}")
+
+    async def export(self, *, actor: str) -> bytes:
+        """Certificate and private key of the newest authority, for another server of the same cluster."""
+        async with self._stepping:
+            record = self._succession.following or self._succession.current
+            # Written anew as it is, so that the audit log tells who has its key now.
+            action = f"identity.export-{self._purpose.secret}"
+            await self._keep(self._succession, actor=actor, action=action)
+            return write_root(record)
+
+    @property
+    def vouches(self) -> bool:
+        """Whether the one that signs now can vouch for its successor to those who trust it alone."""
+        return may_sign_authorities(self._certificate)
 
     async def switch(self, *, actor: str) -> None:
-        """Sign with the announced authority; the key of the one before is destroyed."""
+        """Sign with the announced authority; the key of the one before is destroyed.
+
+        Before that it signs the certificate of its successor, where its own certificate allows it: who
+        trusts the old one alone verifies what the new one signs through that.
+        """
         async with self._stepping:
-            switched = self._succession.switch(now_ns=self._clock.now_ns())
-            await self._take(switched, actor=actor, action="identity.switch-authority")
+            switched = self._succession.switch(now_ns=self._clock.now_ns(), cross_der=self._cross_der())
+            await self._take(switched, actor=actor, action=f"identity.switch-{self._purpose.secret}")
+
+    def _cross_der(self) -> bytes | None:
+        following = self._succession.following
+        if following is None or not self.vouches:
+            return None
+        successor = x509.load_der_x509_certificate(following.certificate_der)
+        return cross_signed(successor, by=self._certificate, key=self._key, now=_now(self._clock))
 
     async def retire(self, *, actor: str) -> None:
         """Trust the authority before the present one no more."""
         async with self._stepping:
             retired = self._succession.retire(now_ns=self._clock.now_ns())
-            await self._take(retired, actor=actor, action="identity.retire-authority")
+            await self._take(retired, actor=actor, action=f"identity.retire-{self._purpose.secret}")
 
     async def _take(self, succession: Succession, *, actor: str, action: str) -> None:
         await self._keep(succession, actor=actor, action=action)
@@ -191,9 +282,10 @@ class Authority:
             subscriber()
 
     async def _keep(self, succession: Succession, *, actor: str, action: str) -> None:
-        sealed = self._master.seal(msgspec.msgpack.encode(succession), purpose=_SECRET)
+        name = self._purpose.secret
+        sealed = self._master.seal(msgspec.msgpack.encode(succession), purpose=name)
         await self._store.transact(
-            lambda draft: draft.put_secret(_SECRET, sealed), actor=actor, action=action, touches=()
+            lambda draft: draft.put_secret(name, sealed), actor=actor, action=action, touches=()
         )
 
     def subscribe(self, subscriber: Callable[[], None]) -> Callable[[], None]:
@@ -257,6 +349,16 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         return self._sign(builder, None)
 
+    def sign(self, content: bytes) -> bytes:
+        """A signature by the authority itself, for what agents believe by it.
+
+        The content must begin with the purpose it is for, and not as a certificate does.
+        """
+        assert content.startswith(b"fleetplane/"), "a signature is made for one purpose"
+        if isinstance(self._key, ed25519.Ed25519PrivateKey):
+            return self._key.sign(content)
+        return self._key.sign(content, ec.ECDSA(hashes.SHA256()))
+
     def _builder(
         self,
         name: x509.Name,
@@ -280,15 +382,13 @@ class Authority:
             .not_valid_before(now - backdate)
             .not_valid_after(not_after)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False
-            )
+            .add_extension(authority_key_identifier(self._certificate), critical=False)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
         )
 
     def _sign(self, builder: x509.CertificateBuilder, key_pem: bytes | None) -> Issued:
-        certificate = builder.sign(self._key, hashes.SHA256())
-        chain = certificate.public_bytes(serialization.Encoding.PEM) + self.certificate_pem
+        certificate = builder.sign(self._key, signature_hash(self._key))
+        chain = certificate.public_bytes(serialization.Encoding.PEM) + self._issuer_pem
         return Issued(
             certificate_pem=chain,
             key_pem=key_pem,

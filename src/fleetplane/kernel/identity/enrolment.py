@@ -13,11 +13,9 @@ import hashlib
 from enum import StrEnum
 from functools import partial
 
-import msgspec
-
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, Unauthenticated
-from fleetplane.kernel.resources import Kind
+from fleetplane.kernel.resources import Kind, Nothing
 from fleetplane.kernel.store import Claim, Draft, Store
 
 FOREVER = 0
@@ -29,17 +27,13 @@ SWEEP_BATCH = 256
 _FIELD = "token"
 
 
-class Nothing(msgspec.Struct, frozen=True):
-    """Redemptions are claims only; there are no resources of their kind."""
-
-
 REDEMPTION: Kind[Nothing, Nothing] = Kind("redemption", Nothing, Nothing)
 
 
 class Redemption(StrEnum):
     FIRST = "first"
     RETRY = "retry"
-    """The same key again: whoever lost the answer gets one that is as good."""
+    """The same key again: a client that lost the answer gets an equivalent one."""
 
 
 def digest(content: str | bytes) -> str:

@@ -14,7 +14,9 @@ import stat
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import IntegrityError, SettingsError
@@ -28,6 +30,7 @@ class MasterKey:
     def __init__(self, key: bytes, clock: Clock) -> None:
         if len(key) != KEY_BYTES:
             raise SettingsError(f"the master key must be {KEY_BYTES} bytes, not {len(key)}")
+        self._key = key
         self._cipher = AESGCM(key)
         self._clock = clock
 
@@ -45,11 +48,16 @@ class MasterKey:
             ) from error
 
     @classmethod
-    def from_file(cls, path: Path, clock: Clock) -> MasterKey:
-        """The key in `path`, which is made when it is not there."""
+    def from_file(cls, path: Path, clock: Clock, *, may_create: bool = True) -> MasterKey:
+        """The key in `path`, which is made when it is not there: only where nothing is sealed yet."""
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
         except FileNotFoundError:
+            if not may_create:
+                raise IntegrityError(
+                    f"the master key {path} is missing, and nothing in the database opens without it",
+                    hint="put it back, or restore a backup that has it",
+                ) from None
             return cls._create(path, clock)
         if mode & 0o077 and path.is_file():
             raise SettingsError(
@@ -75,6 +83,10 @@ class MasterKey:
             os.fsync(file.fileno())
         staging.replace(path)
         return cls(key, clock)
+
+    def derive(self, purpose: str) -> bytes:
+        """A key of its own for one purpose, from which no other can be told."""
+        return HKDF(hashes.SHA256(), length=KEY_BYTES, salt=None, info=purpose.encode()).derive(self._key)
 
     def seal(self, secret: bytes, *, purpose: str) -> bytes:
         """Encrypt for one purpose; the result opens for no other."""

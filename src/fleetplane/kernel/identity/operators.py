@@ -13,14 +13,16 @@ from collections.abc import Iterable
 from fleetplane.kernel.access import EVERYWHERE, Principal, Role
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Unauthenticated
+from fleetplane.kernel.identity.ended_places import has_ended
 from fleetplane.kernel.identity.master_key import MasterKey
+from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.identity.tokens import Tokens
 from fleetplane.kernel.store import Store
 
 AUDIENCE = "fleetplane-operator"
 SESSION_LIMIT_SECONDS = 12 * 3600.0
-"""A working day: nobody can take a session back before it ends."""
+"""A working day: a session can be ended early only by revoking its principal."""
 
 
 class Operators:
@@ -30,6 +32,7 @@ class Operators:
         self._store = store
         self._master = master
         self._clock = clock
+        self._revocations = Revocations(store, clock)
         self.tokens = Tokens(store, master, clock)
         self._sessions: SigningKeys | None = None
 
@@ -43,33 +46,57 @@ class Operators:
         return operators
 
     async def offer_sessions(self) -> None:
-        """Load or make the keys of sessions; before this there are none, and none is believed."""
+        """Load or make the keys of sessions; before this, no session is issued or accepted."""
         self._sessions = await SigningKeys.load_or_create(
-            self._store, self._master, self._clock, purpose="operator-session", algorithm="EdDSA",
+            self._store,
+            self._master,
+            self._clock,
+            purpose="operator-session",
+            algorithm="EdDSA",
             longest_life_seconds=SESSION_LIMIT_SECONDS,
-        )  # fmt: skip
+        )
 
     def session(
         self, name: str, *, roles: Iterable[Role], scope: str = EVERYWHERE, life_seconds: float
     ) -> str:
         """A token for one who is known to be `name`, such as the owner of the server's socket."""
         assert self._sessions is not None, "sessions are offered before they are given out"
-        claims = {"sub": name, "aud": AUDIENCE, "roles": sorted(roles), "scope": scope}
+        claims: dict[str, object] = {
+            "sub": name,
+            "aud": AUDIENCE,
+            "roles": sorted(roles),
+            "scope": scope,
+            "opened_ns": self._clock.now_ns(),
+        }
         return self._sessions.sign(claims, life_seconds=life_seconds)
 
     def authenticate(self, bearer: str) -> Principal:
-        """The principal of a token that somebody presents; raises `Unauthenticated`."""
+        """The principal of a token, unless it was revoked; raises `Unauthenticated`."""
+        principal = self._principal(bearer)
+        self._revocations.check(principal=principal.name)
+        return principal
+
+    def _principal(self, bearer: str) -> Principal:
         if bearer.count(".") == 2 and self._sessions is not None:  # only signed tokens have dots
             claims = self._sessions.verify(bearer, audience=AUDIENCE)
-            return _of_session(claims)
+            found = _of_session(claims)
+            opened_ns = claims.get("opened_ns")  # `iat` lies in the past, for clocks that lag
+            if isinstance(opened_ns, int) and has_ended(self._store, found.scope, opened_ns):
+                raise Unauthenticated("the session has ended with the tenant that it was opened for")
+            return found
         return self.tokens.authenticate(bearer)
 
     def of_header(self, authorization: str | None) -> Principal:
         """The principal of an `Authorization` header."""
-        scheme, _, bearer = (authorization or "").strip().partition(" ")
-        if scheme.lower() != "bearer" or not bearer.strip():
-            raise Unauthenticated("a bearer token is needed", hint="send `Authorization: Bearer TOKEN`")
-        return self.authenticate(bearer.strip())
+        return self.authenticate(bearer_of(authorization))
+
+
+def bearer_of(authorization: str | None) -> str:
+    """The bearer token in an `Authorization` header."""
+    scheme, _, bearer = (authorization or "").strip().partition(" ")
+    if scheme.lower() != "bearer" or not bearer.strip():
+        raise Unauthenticated("a bearer token is needed", hint="send `Authorization: Bearer TOKEN`")
+    return bearer.strip()
 
 
 def _of_session(claims: dict[str, object]) -> Principal:

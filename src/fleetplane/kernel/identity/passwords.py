@@ -42,7 +42,7 @@ def fault(password: str) -> Fault | None:
 
 
 class Passwords:
-    """Of the users of one domain, whose hashes lie sealed below `{namespace}/password/`."""
+    """The passwords of one kind of users; hashes are sealed below `{namespace}/password/`."""
 
     def __init__(self, store: Store, master: MasterKey, *, namespace: str) -> None:
         self._store = store
@@ -60,7 +60,7 @@ class Passwords:
 
     async def verify(self, user: str | None, password: str) -> str | None:
         """What is stored of the user's password, if it is this one."""
-        stored = await self._stored(user) if user is not None else None
+        stored = await self.stored(user) if user is not None else None
         tried = NOBODYS if stored is None else stored
         if _is_too_long(password):
             return None
@@ -85,7 +85,8 @@ class Passwords:
     def remove(self, draft: Draft, user: str) -> None:
         draft.delete_secret(self._secret(user))
 
-    async def _stored(self, user: str) -> str | None:
+    async def stored(self, user: str) -> str | None:
+        """What is stored of a user's password; None if there is none."""
         name = self._secret(user)
         sealed = await self._store.get_secret(name)
         return None if sealed is None else self._master.open(sealed, purpose=name).decode()
@@ -122,3 +123,13 @@ class Failures:
 
     def succeeded(self, account: str) -> None:
         self._at.pop(account, None)
+
+    def pardon(self, prefix: str) -> None:
+        """Forget the failures of all accounts that begin so."""
+        for account in [one for one in self._at if one.startswith(prefix)]:
+            del self._at[account]
+
+    def take_back(self, account: str) -> None:
+        """The last one was none after all; what others did still counts."""
+        if found := self._at.get(account):
+            found.pop()

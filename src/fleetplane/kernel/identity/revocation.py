@@ -1,4 +1,4 @@
-"""Who may no longer come in, although their certificate or token still looks good.
+"""Revocations: certificates and principals that are refused although still valid by themselves.
 
 A revocation names a certificate by its serial or a principal by its name. It is a resource, so
 that it is durable, audited and seen by every server; checking is a lookup in the store's
@@ -15,7 +15,7 @@ import msgspec
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, NotFound, Unauthenticated
-from fleetplane.kernel.resources import Key, Kind, Resource
+from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.watch import EventType
 
@@ -37,16 +37,12 @@ class RevocationSpec(msgspec.Struct, frozen=True, kw_only=True):
     """When what was revoked would have ended anyway, after which nothing is left to refuse."""
 
 
-class Nothing(msgspec.Struct, frozen=True):
-    """A revocation has no status: it holds as soon as it is written."""
-
-
 REVOCATION: Kind[RevocationSpec, Nothing] = Kind("revocation", RevocationSpec, Nothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revoked:
-    """What subscribers are told: one of the two is given."""
+    """A revocation, by serial or by principal."""
 
     serial: int | None
     principal: str | None

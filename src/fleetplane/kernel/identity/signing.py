@@ -108,9 +108,14 @@ class SigningKeys:
             records = (await _generate(algorithm, clock),)
             await _keep(store, master, purpose, records, actor=ACTOR)
         return cls(
-            records, store=store, master=master, clock=clock, purpose=purpose, algorithm=algorithm,
+            records,
+            store=store,
+            master=master,
+            clock=clock,
+            purpose=purpose,
+            algorithm=algorithm,
             longest_life_seconds=longest_life_seconds,
-        )  # fmt: skip
+        )
 
     def _use(self, records: tuple[KeyRecord, ...]) -> None:
         current = records[0]
@@ -125,7 +130,7 @@ class SigningKeys:
 
     @property
     def kid(self) -> str:
-        """Of the key that signs now."""
+        """The id of the key that signs now."""
         return self._records[0].kid
 
     @property
@@ -178,10 +183,13 @@ class SigningKeys:
                 algorithms=[self._algorithm],
                 # The library would ask the machine's clock, so times are checked below.
                 options={
-                    "require": ["exp"], "verify_exp": False, "verify_nbf": False, "verify_iat": False,
+                    "require": ["exp"],
+                    "verify_exp": False,
+                    "verify_nbf": False,
+                    "verify_iat": False,
                     "verify_aud": False,
                 },
-            )  # fmt: skip
+            )
         except jwt.InvalidSignatureError as error:
             raise _refused("signature", "the token's signature is wrong") from error
         except jwt.InvalidTokenError as error:

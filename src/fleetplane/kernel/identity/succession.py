@@ -2,7 +2,8 @@
 
     steady     one authority signs and is trusted
     announced  the next one is trusted too and signs nothing: everyone has time to learn of it
-    switched   the next one signs; the one before is still trusted, its key is gone
+    switched   the next one signs; the one before is still trusted, and has signed the next one's certificate
+               for those who know no other; its key is gone
     steady     the one before is trusted no more
 
 A step cannot be left out. Who has learnt of an authority, and who still shows a certificate of the
@@ -37,6 +38,8 @@ class Succession(msgspec.Struct, frozen=True, kw_only=True):
     """The one that signs."""
     following: AuthorityRecord | None = None
     preceding: AuthorityRecord | None = None
+    cross_der: bytes | None = None
+    """The certificate of the one that signs, signed by the preceding one: for those who trust that alone."""
     trusted_since_ns: int = 0
     """When the set of those that are trusted last changed."""
     signing_since_ns: int = 0
@@ -61,15 +64,21 @@ class Succession(msgspec.Struct, frozen=True, kw_only=True):
         _expect(self.phase, Phase.STEADY)
         return self._after(following=following, trusted_since_ns=now_ns, changes=self.changes + 1)
 
-    def switch(self, *, now_ns: int) -> Succession:
+    def switch(self, *, now_ns: int, cross_der: bytes | None = None) -> Succession:
         _expect(self.phase, Phase.ANNOUNCED)
         assert self.following is not None
         before = msgspec.structs.replace(self.current, private_der=None)
-        return self._after(current=self.following, following=None, preceding=before, signing_since_ns=now_ns)
+        return self._after(
+            current=self.following,
+            following=None,
+            preceding=before,
+            cross_der=cross_der,
+            signing_since_ns=now_ns,
+        )
 
     def retire(self, *, now_ns: int) -> Succession:
         _expect(self.phase, Phase.SWITCHED)
-        return self._after(preceding=None, trusted_since_ns=now_ns, changes=self.changes + 1)
+        return self._after(preceding=None, cross_der=None, trusted_since_ns=now_ns, changes=self.changes + 1)
 
     def _after(self, **changed: object) -> Succession:
         return msgspec.structs.replace(self, **changed)

@@ -16,12 +16,15 @@ import msgspec
 from fleetplane.kernel.access import EVERYWHERE, Principal, Role
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import AlreadyExists, InvalidArgument, Unauthenticated
+from fleetplane.kernel.identity.ended_places import ENDED_PLACE, has_ended
 from fleetplane.kernel.identity.master_key import MasterKey
 from fleetplane.kernel.store import Draft, Store
 
 PREFIX = "fp_"
 TOKEN_BYTES = 32
 NAME_LIMIT = 128
+ENDED_KEPT_NS = 86_400 * 1_000_000_000
+"""A token is written moments after it was made: a day later none is on its way."""
 _SECRETS = "token/"
 
 
@@ -51,17 +54,37 @@ class Tokens:
         self._master = master
         self._clock = clock
         self._by_digest: dict[bytes, TokenRecord] = {}
+        self._is_stale = False
+        store.keep_fresh(self)
 
     def __repr__(self) -> str:
         return f"<Tokens {len(self._by_digest)}>"
 
     async def load(self) -> None:
         """Read all tokens into memory: authentication must not wait for a database."""
+        found: dict[bytes, TokenRecord] = {}
         for name in await self._store.secret_names(_SECRETS):
             sealed = await self._store.get_secret(name)
-            assert sealed is not None
+            if sealed is None:  # revoked since its name was read
+                continue
             record = msgspec.msgpack.decode(self._master.open(sealed, purpose=name), type=TokenRecord)
-            self._by_digest[record.digest] = record
+            found[record.digest] = record
+        self._by_digest = found
+
+    def secret_changed(self, name: str) -> None:
+        """Another server has made or revoked a token."""
+        if name.startswith(_SECRETS):
+            self._is_stale = True
+
+    async def refresh(self) -> None:
+        """Know every token that other servers made, and none that they revoked."""
+        while self._is_stale:
+            self._is_stale = False
+            try:
+                await self.load()
+            except BaseException:
+                self._is_stale = True
+                raise
 
     async def create(
         self,
@@ -131,11 +154,34 @@ class Tokens:
             raise Unauthenticated("the token is not known or was revoked")
         if record.expires_at_ns is not None and record.expires_at_ns <= self._clock.now_ns():
             raise Unauthenticated("the token has expired", hint="have a new one made")
+        if has_ended(self._store, record.scope, record.created_at_ns):
+            raise Unauthenticated(
+                "the token has ended with the tenant that it was made for", hint="have a new one made"
+            )
         return Principal(
             name=f"token/{record.name}",
             roles=frozenset(Role(role) for role in record.roles),
             scope=record.scope,
         )
+
+    async def sweep(self, *, actor: str) -> list[str]:
+        """Revoke tokens of places that are no more, and forget places of more than a day ago; their names."""
+        over = [one for one in self.records() if has_ended(self._store, one.scope, one.created_at_ns)]
+        for one in over:
+            await self.revoke(one.name, actor=actor)
+        before_ns = self._clock.now_ns() - ENDED_KEPT_NS
+        old = [one for one in self._store.list(ENDED_PLACE) if one.spec.lives[-1][1] < before_ns]
+
+        def change(draft: Draft) -> None:
+            for one in old:
+                current = draft.get(ENDED_PLACE, one.scope, one.name)
+                if current is not None and current.revision == one.revision:
+                    draft.delete(ENDED_PLACE, one.scope, one.name)
+
+        if old:
+            keys = [ENDED_PLACE.key(one.scope, one.name) for one in old]
+            await self._store.transact(change, actor=actor, action="people.ended_places_sweep", touches=keys)
+        return [one.name for one in over]
 
     def records(self) -> list[TokenRecord]:
         """What is known of every token; what could be presented is not among it."""

@@ -157,7 +157,7 @@ class LocalObjects:
 
     @contextmanager
     def _translated(self, path: str) -> Iterator[None]:
-        """Say what a file system's error means to those who asked for an object."""
+        """Translate a file system's error into one of the error tree."""
         try:
             yield
         except (NotADirectoryError, FileExistsError) as error:

@@ -1,4 +1,4 @@
-"""What object storage promises, whoever keeps the objects.
+"""The contract of object storage, for every back end.
 
 A put is whole or not at all, and durable when it returns. Of several conditional puts with the
 same condition one succeeds; the others get `Conflict`. A put whose answer was lost may have

@@ -152,7 +152,7 @@ class StoreObjects:
 
     @contextmanager
     def _translated(self, path: str) -> Iterator[None]:
-        """Say what a storage's error means to those who asked for an object."""
+        """Translate the storage's error into one of the error tree."""
         try:
             yield
         except (BaseError, FileNotFoundError, PermissionError) as error:

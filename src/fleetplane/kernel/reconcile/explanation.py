@@ -71,7 +71,7 @@ class Finding:
 
 
 class Explanations:
-    """All controllers, for whoever asks about something without knowing whose business it is."""
+    """All controllers, searched by key for an explanation."""
 
     def __init__(self) -> None:
         self._controllers: dict[str, Explaining] = {}
@@ -84,7 +84,7 @@ class Explanations:
             raise AlreadyExists(f"there is a controller named {controller.name} already")
 
     def unregister(self, controller: Explaining) -> None:
-        """It has ended; another of its name may come."""
+        """Remove a controller that has ended; another of its name may register."""
         if self._controllers.get(controller.name) is controller:
             del self._controllers[controller.name]
 

@@ -19,7 +19,7 @@ import msgspec
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, ResourceExhausted, Unavailable
-from fleetplane.kernel.resources import Kind
+from fleetplane.kernel.resources import Kind, Nothing
 from fleetplane.kernel.store import Draft, Store
 
 R = TypeVar("R")
@@ -30,7 +30,7 @@ RENEWALS_PER_LEASE = 3
 RELEASE_SECONDS = 5.0
 """How long a holder that stops may take to say so; after that the lease runs out by itself."""
 HOLDER = "server"
-"""The only holder there is on a store of one's own: whoever comes after a crash goes by the same name."""
+"""The only holder on a store of one process; after a crash the next process has the same name."""
 SCOPE = ""
 _RETRY = Backoff(first_seconds=0.5, ceiling_seconds=10.0)
 
@@ -42,10 +42,6 @@ class LeaseSpec(msgspec.Struct, frozen=True, kw_only=True):
     acquired_at_ns: int
     expires_at_ns: int
     """When others may take it; the moment of acquisition where only one process can be."""
-
-
-class Nothing(msgspec.Struct, frozen=True):
-    """A lease has no status."""
 
 
 LEASE: Kind[LeaseSpec, Nothing] = Kind("lease", LeaseSpec, Nothing)

@@ -204,11 +204,15 @@ class Reconciler:
             )
         )
         log.warning(
-            "reconcile.failed", controller=self.name, key=key, failures=failures + 1,
-            retry_seconds=round(wait, 3), error=text[:ERROR_LIMIT],
+            "reconcile.failed",
+            controller=self.name,
+            key=key,
+            failures=failures + 1,
+            retry_seconds=round(wait, 3),
+            error=text[:ERROR_LIMIT],
             # An error that we do not know how to explain is a defect: its place is wanted.
             exc_info=None if isinstance(error, FleetplaneError) else error,
-        )  # fmt: skip
+        )
 
     def _remember(self, explanation: Explanation) -> None:
         self._explanations[explanation.key] = explanation

@@ -14,8 +14,8 @@ from typing import Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
-from fleetplane.kernel import audit
 from fleetplane.kernel.access import covers
+from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import AlreadyExists, Conflict, FleetplaneError, InvalidArgument, NotFound
 from fleetplane.kernel.resources import (
@@ -68,15 +68,33 @@ class Committed(Generic[R_co]):
 
     value: R_co
     revision: int
-    """Of this transaction; the store's, if it changed nothing."""
+    """The last of this transaction; the store's, if it changed nothing."""
 
 
-class Ground(Protocol):
+class Counts:
+    """By how many the resources of each kind and scope differ from those of the state below."""
+
+    __slots__ = ("_more",)
+
+    def __init__(self) -> None:
+        self._more: dict[str, dict[str, int]] = {}
+
+    def add(self, key: Key, more: int) -> None:
+        scopes = self._more.setdefault(key.kind, {})
+        scopes[key.scope] = scopes.get(key.scope, 0) + more
+
+    def of(self, kind: str, scope: str) -> int:
+        return sum(more for at, more in self._more.get(kind, {}).items() if covers(scope, at))
+
+
+class DraftSource(Protocol):
     """The state that a draft starts from."""
 
     def get(self, key: Key) -> AnyResource | None: ...
 
     def list(self, kind: str, scope: str) -> Sequence[AnyResource]: ...
+
+    def count(self, kind: str, scope: str) -> int: ...
 
     def owner(self, claim: Claim) -> str | None: ...
 
@@ -94,31 +112,39 @@ class Changes:
     """What a finished draft amounts to."""
 
     resources: Sequence[Change]
+    """In the order of their revisions."""
     claims: Mapping[Claim, str | None]
     """The new owner; None if released."""
     secrets: Mapping[str, bytes | None]
+    notes: Sequence[audit.Change] = ()
+    """For the audit log alone."""
 
     @property
     def takes_revision(self) -> bool:
         return bool(self.resources or self.claims)
 
     def __bool__(self) -> bool:
-        return self.takes_revision or bool(self.secrets)
+        return self.takes_revision or bool(self.secrets or self.notes)
 
 
 class Draft:
     """What a change reads from and writes to."""
 
-    def __init__(self, ground: Ground, *, revision: int, clock: Clock) -> None:
+    def __init__(self, ground: DraftSource, *, revision: int, clock: Clock) -> None:
         self.revision = revision
-        """The revision this transaction will get if it changes anything."""
+        """The first that this transaction will get, if it changes anything; each change has its own."""
+        self._next = revision
         self.now_ns = clock.now_ns()
         self._ground = ground
         self._clock = clock
         self._resources: dict[Key, AnyResource | None] = {}
+        self._counts = Counts()
         self._renewed: set[Key] = set()
+        self._deleted_at: dict[Key, int] = {}
+        """The revision of the deletion of what was there before this transaction."""
         self._claims: dict[Claim, str | None] = {}
         self._secrets: dict[str, bytes | None] = {}
+        self._notes: list[audit.Change] = []
 
     def __repr__(self) -> str:
         return f"<Draft revision={self.revision} changes={len(self._resources)}>"
@@ -133,6 +159,10 @@ class Draft:
 
     def list(self, kind: Kind[SpecT, StatusT], scope: str = "") -> Sequence[Resource[SpecT, StatusT]]:
         return merged(self._ground.list(kind.name, scope), self._resources, kind.name, scope)
+
+    def count(self, kind: AnyKind, scope: str = "") -> int:
+        """How many there are at or below a scope; costs the same however many there are."""
+        return self._ground.count(kind.name, scope) + self._counts.of(kind.name, scope)
 
     def put(
         self,
@@ -161,6 +191,8 @@ class Draft:
             check_labels(labels)
             labels = dict(labels)
         before = self._ground.get(key)
+        fresh = self._resources.get(key) is None
+        revision = self._next if fresh or current is None else current.revision
         reborn = current is None or before is None or current.uid != before.uid
         made: Resource[SpecT, StatusT] = Resource(
             kind=kind.name,
@@ -171,8 +203,8 @@ class Draft:
             spec=spec,
             status=status,
             conditions=tuple(conditions),
-            revision=self.revision,
-            created_revision=current.created_revision if current is not None else self.revision,
+            revision=revision,
+            created_revision=current.created_revision if current is not None else revision,
             generation=1 if reborn or before is None else before.generation + (spec != before.spec),
             created_at_ns=current.created_at_ns if current is not None else self.now_ns,
             updated_at_ns=self.now_ns,
@@ -181,23 +213,32 @@ class Draft:
             self._renewed.add(key)
         elif current is not None and _same_content(current, made):
             return current
+        if current is None:
+            self._counts.add(key, 1)
+        self._next += fresh
         self._resources[key] = made
         return made
 
     def delete(
         self, kind: Kind[SpecT, StatusT], scope: str, name: str, *, expect: int | None = None
     ) -> Resource[SpecT, StatusT]:
-        """Remove a resource; returns its last state under this transaction's revision."""
+        """Remove a resource; returns its last state under the deletion's revision."""
         key = Key(kind.name, scope, name)
         current = self._get(key)
         if current is None:
             raise NotFound(f"{key} does not exist")
         _check_expectation(key, current, expect)
+        self._counts.add(key, -1)
+        if self._resources.get(key) is None:
+            revision, self._next = self._next, self._next + 1
+        else:
+            revision = current.revision
+        self._deleted_at.setdefault(key, revision)
         self._resources[key] = None
-        return self._buried(current)
+        return self._buried(current, revision)
 
-    def _buried(self, last: AnyResource) -> AnyResource:
-        return msgspec.structs.replace(last, revision=self.revision, updated_at_ns=self.now_ns)
+    def _buried(self, last: AnyResource, revision: int) -> AnyResource:
+        return msgspec.structs.replace(last, revision=revision, updated_at_ns=self.now_ns)
 
     def differences(self) -> Iterator[tuple[AnyResource | None, AnyResource | None]]:
         """Each resource that was put or deleted so far, as it was before and as it is now."""
@@ -249,20 +290,32 @@ class Draft:
         check_text("name", name, SECRET_NAME_LIMIT_BYTES)
         self._secrets[name] = None
 
+    # The audit log.
+
+    def note(self, operation: str, name: str, digest: str = "") -> None:
+        """Have something said in the audit log that is no change of the store."""
+        self._notes.append(audit.Change(operation, "", "", name, digest))
+
     # For the writer.
 
     def finish(self, touches: Collection[Key]) -> Changes:
-        """The net difference; refuses one that was not announced."""
+        """The net difference; refuses one that was not announced.
+
+        What was written and then taken back leaves its revision unused.
+        """
+        resources = [
+            change
+            for key, after in self._resources.items()
+            for change in self._difference(key, self._ground.get(key), after, touches)
+        ]
+        resources.sort(key=lambda change: change.event.revision)
         return Changes(
-            resources=[
-                change
-                for key, after in self._resources.items()
-                for change in self._difference(key, self._ground.get(key), after, touches)
-            ],
+            resources=resources,
             claims={
                 claim: owner for claim, owner in self._claims.items() if owner != self._ground.owner(claim)
             },
             secrets=self._secrets,
+            notes=self._notes,
         )
 
     def _difference(
@@ -276,13 +329,13 @@ class Draft:
         if key not in touches:
             raise UndeclaredChange(f"{key} was changed by a transaction that does not name it in its touches")
         if before is not None and not same:
-            yield self._change(EventType.DELETED, self._buried(before))
+            yield self._change(EventType.DELETED, self._buried(before, self._deleted_at[key]))
         if after is not None:
             yield self._change(EventType.MODIFIED if same else EventType.ADDED, after)
 
     def _change(self, kind: EventType, resource: AnyResource) -> Change:
         return Change(
-            event=Event(type=kind, resource=resource, revision=self.revision), body=encode(resource)
+            event=Event(type=kind, resource=resource, revision=resource.revision), body=encode(resource)
         )
 
 
@@ -314,8 +367,9 @@ def audited(changes: Changes) -> tuple[audit.Change, ...]:
             audit.Change(operation, claim.kind, claim.scope, f"{claim.field}={claim.value}", digest)
         )
     for name, blob in changes.secrets.items():
-        entries.append(audit.Change("secret.delete" if blob is None else "secret.put", "", "", name, ""))
-    return tuple(entries)
+        operation, digest = ("secret.delete", "") if blob is None else ("secret.put", audit.digest(blob))
+        entries.append(audit.Change(operation, "", "", name, digest))
+    return (*entries, *changes.notes)
 
 
 def _same_content(one: AnyResource, other: AnyResource) -> bool:

@@ -7,11 +7,20 @@ set of statements and not a second set of rules.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from fleetplane.kernel import audit
+from fleetplane.kernel.audit import chain as audit
+from fleetplane.kernel.errors import Unavailable
+
+
+class Superseded(Unavailable):
+    """Another server writes now. This one stops: what it knows is no longer the state of the store."""
+
+    reason = "SUPERSEDED"
+    hint = "call the server that is active now"
 
 
 class ResourceRow(NamedTuple):
@@ -22,14 +31,20 @@ class ResourceRow(NamedTuple):
     body: bytes
 
 
-class EventRow(NamedTuple):
+class LogRow(NamedTuple):
+    """One change; see `log.py`. Its place in the log is that in its group."""
+
     revision: int
     ordinal: int
-    """Within the transaction, from 0."""
+    """How far into its transaction: `revision - ordinal` is the first revision of the transaction."""
     type: str
     kind: str
     scope: str
     body: bytes
+
+    @property
+    def transaction(self) -> int:
+        return self.revision - self.ordinal
 
 
 class Claim(NamedTuple):
@@ -49,49 +64,129 @@ class ClaimRow(NamedTuple):
     owner: str
 
 
+class Author(NamedTuple):
+    """Which process wrote a group."""
+
+    server: str = ""
+    boot: int = 0
+    term: int = 0
+    """Counts the processes that were the one writer, where several could be."""
+
+
+ALONE = Author()
+"""The only process that there can be."""
+
+
+class SecretRow(NamedTuple):
+    name: str
+    blob: bytes
+    version: int
+    """The audit entry that put it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
     """Where a database stands."""
 
+    number: int
+    """Of the last group; without gaps."""
     revision: int
     compacted: int
-    """Events up to and including this revision are gone."""
+    """Events up to and including this revision are gone, or about to go."""
     audit_seq: int
     audit_hash: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The end of what was archived of the audit chain."""
+
+    seq: int
+    """This entry and all before it go."""
+    checkpoint: str
 
 
 @dataclass(slots=True, kw_only=True)
 class WriteGroup:
     """Everything that becomes durable together, or not at all."""
 
+    id: bytes
+    """By which it is found again, when its commit was in doubt."""
+    author: Author = ALONE
     before: Mark
-    """Where the writer believes the database stands; an engine refuses the group if it does not."""
+    """Where the writer believes the database stands; if it does not, an engine writes nothing."""
     after: Mark
+    """Its number is the next."""
     puts: list[ResourceRow] = field(default_factory=list)
     deletes: list[tuple[str, str, str]] = field(default_factory=list)
-    events: list[EventRow] = field(default_factory=list)
+    log: list[LogRow] = field(default_factory=list)
     kinds: list[tuple[str, int]] = field(default_factory=list)
-    claims: list[ClaimRow] = field(default_factory=list)
     releases: list[Claim] = field(default_factory=list)
-    secrets: list[tuple[str, bytes]] = field(default_factory=list)
+    """Written before the claims: a claim that has an owner cannot be taken."""
+    claims: list[ClaimRow] = field(default_factory=list)
+    secrets: list[SecretRow] = field(default_factory=list)
     secret_deletes: list[tuple[str]] = field(default_factory=list)
     audit: list[audit.Row] = field(default_factory=list)
+    cut: Cut | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a group."""
+
+    written: bool
+    """If not, the database stood elsewhere, and is as it was."""
+    mark: Mark
+    """Where it stands now."""
+    author: Author
+    """Who brought it there."""
+    now_ns: int
+    """The database's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedGroup:
+    """A group as followers read it."""
+
+    id: bytes
+    author: Author
+    mark: Mark
+    """After it."""
+    log: Sequence[LogRow]
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPage:
+    """Consecutive groups, as of one moment."""
+
+    head: Mark
+    before: Mark | None
+    """Where the database stood at the asked number; None if that is no longer kept."""
+    groups: Sequence[LoggedGroup]
+    """From the one after the asked number on; without it, that one is no longer kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What memory is filled with at the start."""
+    """What memory is filled with at the start, all of one moment."""
 
     mark: Mark
+    lineage: str
+    """Of the database: another one has other revisions."""
+    first_revision: int
+    """Where this lineage began to count; what is lower was given out by another."""
     kinds: dict[str, int]
     claims: Sequence[ClaimRow]
+    resources: AsyncIterator[Sequence[ResourceRow]]
+    """Every live one of the asked kinds, in pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryPage:
     compacted: int
     """As of the same moment as the events."""
-    events: Sequence[EventRow]
+    events: Sequence[LogRow]
     complete: bool
     """Whether the page reaches the asked end; if not, it ends with the last event's revision."""
 
@@ -99,22 +194,50 @@ class HistoryPage:
 class Engine(Protocol):
     """One database, owned by one writer."""
 
-    async def contents(self) -> Contents: ...
-
-    def resources(self, kinds: Sequence[str]) -> AsyncIterator[Sequence[ResourceRow]]:
-        """Every live resource of these kinds, in pages."""
+    def load(self, kinds: Sequence[str]) -> AbstractAsyncContextManager[Contents]:
+        """Everything that is kept of these kinds, as of one moment."""
         ...
 
-    async def commit(self, group: WriteGroup) -> None:
-        """Make the group durable. If it raises, ask `mark()` whether it did all the same."""
+    async def commit(self, group: WriteGroup) -> Outcome:
+        """Make the group durable in one call, if the database stands where the writer believes.
+
+        If it raises, `settle()` says whether it was written all the same. Raises `OutcomeUnknown` if that
+        would not tell: nothing may be written any more then.
+        """
+        ...
+
+    async def settle(self, before: Mark, group_id: bytes, author: Author) -> Outcome:
+        """Find out whether a group after `before` was written, and see that it stays so.
+
+        Where its commit may still be under way, its number is taken by an empty group: then the outcome's
+        mark is after that.
+        """
+        ...
+
+    async def groups(self, *, after: int, limit: int) -> GroupPage:
+        """The groups after a number, whole, until they have about `limit` changes."""
+        ...
+
+    async def trim(self, limit: int) -> int:
+        """Delete at most so many rows of the log that lie behind the horizon; returns how many."""
         ...
 
     async def mark(self) -> Mark:
         """Where the database stands, as a new reader would see it."""
         ...
 
+    async def lineage(self) -> str: ...
+
     async def history(self, kind: str, *, after: int, until: int, limit: int) -> HistoryPage:
         """Logged events of a kind in (after, until], whole transactions, about `limit` at most."""
+        ...
+
+    async def history_bytes(self) -> int:
+        """What the bodies of all logged changes after the horizon take."""
+        ...
+
+    async def history_horizon(self, size_bytes: int) -> int:
+        """The first revision up to which, from the horizon, the log weighs at least so much."""
         ...
 
     async def secret(self, name: str) -> bytes | None: ...
@@ -123,7 +246,11 @@ class Engine(Protocol):
         """The names that begin with `prefix`, in order."""
         ...
 
-    def audit(self, *, after: int = 0) -> AsyncIterator[Sequence[audit.Row]]:
+    async def audit_row(self, seq: int) -> audit.Row | None:
+        """One entry of the chain; None if there is no such, or it was archived."""
+        ...
+
+    def audit(self, *, after: int = 0) -> AsyncGenerator[Sequence[audit.Row], None]:
         """The audit chain after an entry, in pages."""
         ...
 

@@ -6,16 +6,34 @@ database must take, and what memory becomes once it has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleetplane.kernel import audit
+from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.resources import AnyResource, Key
-from fleetplane.kernel.store.draft import Changes, Draft, audited, merged
-from fleetplane.kernel.store.engine import Claim, ClaimRow, EventRow, Mark, ResourceRow, WriteGroup
+from fleetplane.kernel.resources import AnyResource, Key, bare, encode
+from fleetplane.kernel.store import log
+from fleetplane.kernel.store.draft import Changes, Counts, Draft, audited, merged
+from fleetplane.kernel.store.engine import (
+    ALONE,
+    Author,
+    Claim,
+    ClaimRow,
+    Cut,
+    LogRow,
+    Mark,
+    ResourceRow,
+    SecretRow,
+    WriteGroup,
+)
 from fleetplane.kernel.store.view import View
 from fleetplane.kernel.watch import Event, EventType
+
+ID_BYTES = 16
+ROWS_LIMIT = 2000
+"""Changes in a group; it takes no further transaction then."""
+BYTES_LIMIT = 1024 * 1024
+"""Of the bodies in it, likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,18 +50,27 @@ class Result:
 class Group:
     """The state after each transaction of a group, on top of what is durable."""
 
-    def __init__(self, view: View, mark: Mark, clock: Clock) -> None:
+    def __init__(
+        self, view: View, mark: Mark, clock: Clock, audit_key: bytes = b"", author: Author = ALONE
+    ) -> None:
+        self.id = clock.token_bytes(ID_BYTES)
+        self._author = author
         self._view = view
+        self._unlogged = view.unlogged
         self._clock = clock
+        self._audit_key = audit_key
         self._before = mark
         self._revision = mark.revision
         self._compacted = mark.compacted
         self._audit: list[audit.Row] = []
         self._resources: dict[Key, AnyResource | None] = {}
+        self._counts = Counts()
         self._bodies: dict[Key, bytes] = {}
+        self._cut: Cut | None = None
         self._claims: dict[Claim, str | None] = {}
-        self._secrets: dict[str, bytes | None] = {}
-        self._rows: list[EventRow] = []
+        self._secrets: dict[str, SecretRow | None] = {}
+        self._rows: list[LogRow] = []
+        self._size = 0
         self.events: list[Event] = []
         self.transactions = 0
         """That changed something."""
@@ -55,6 +82,9 @@ class Group:
 
     def list(self, kind: str, scope: str) -> Sequence[AnyResource]:
         return merged(self._view.of(kind).list(scope), self._resources, kind, scope)
+
+    def count(self, kind: str, scope: str) -> int:
+        return self._view.of(kind).count(scope) + self._counts.of(kind, scope)
 
     def owner(self, claim: Claim) -> str | None:
         return self._claims[claim] if claim in self._claims else self._view.claims.get(claim)
@@ -80,22 +110,37 @@ class Group:
         return Result(value=value, error=None, revision=self._revision, depends=depends or bool(changes))
 
     def _keep(self, changes: Changes, now_ns: int, actor: str, action: str) -> None:
+        first = self._revision + 1
         if changes.takes_revision:
-            self._revision += 1
-        for ordinal, change in enumerate(changes.resources):
+            self._revision = changes.resources[-1].event.revision if changes.resources else first
+        for change in changes.resources:
             event, resource = change.event, change.event.resource
             key = resource.key
             deleted = event.type is EventType.DELETED
             self._resources[key] = None if deleted else resource
+            if event.type is not EventType.MODIFIED:
+                self._counts.add(key, -1 if deleted else 1)
             self._bodies[key] = change.body
             self.events.append(event)
+            self._size += len(change.body)
             self._rows.append(
-                EventRow(event.revision, ordinal, event.type.value, key.kind, key.scope, change.body)
+                LogRow(
+                    event.revision,
+                    event.revision - first,
+                    event.type.value,
+                    key.kind,
+                    key.scope,
+                    encode(bare(resource)) if key.kind in self._unlogged else change.body,
+                )
             )
-        self._claims.update(changes.claims)
-        self._secrets.update(changes.secrets)
+        seq = self._before.audit_seq + len(self._audit) + 1
+        if changes.claims:
+            self._claims.update(changes.claims)
+            self._rows += log.of_claims(changes.claims, self._revision)
+        if changes.secrets:
+            self._keep_secrets(changes.secrets, seq)
         entry = audit.Entry(
-            seq=self._before.audit_seq + len(self._audit) + 1,
+            seq=seq,
             revision=self._revision,
             at_ns=now_ns,
             actor=actor,
@@ -103,8 +148,18 @@ class Group:
             changes=audited(changes),
         )
         last = self._audit[-1].hash if self._audit else self._before.audit_hash
-        self._audit.append(audit.append(last, entry))
+        self._audit.append(audit.append(last, entry, self._audit_key))
         self.transactions += 1
+
+    def _keep_secrets(self, secrets: Mapping[str, bytes | None], version: int) -> None:
+        for name, blob in secrets.items():
+            self._secrets[name] = None if blob is None else SecretRow(name, blob, version)
+            self._size += len(blob or b"")
+        self._rows += log.of_secrets(secrets, self._revision, version)
+
+    def cut(self, cut: Cut) -> None:
+        """Let the audit chain begin after an entry that is archived."""
+        self._cut = cut
 
     def compact(self, horizon: int) -> None:
         """Let the log begin after `horizon`."""
@@ -117,11 +172,17 @@ class Group:
         return self._revision
 
     @property
+    def is_full(self) -> bool:
+        """Whether it should be written before any more transactions are run."""
+        return len(self._rows) >= ROWS_LIMIT or self._size >= BYTES_LIMIT
+
+    @property
     def changed(self) -> bool:
         return bool(self._audit) or self._compacted != self._before.compacted
 
     def after(self) -> Mark:
         return Mark(
+            number=self._before.number + 1,
             revision=self._revision,
             compacted=self._compacted,
             audit_seq=self._before.audit_seq + len(self._audit),
@@ -130,7 +191,17 @@ class Group:
 
     def rows(self) -> WriteGroup:
         """For the database: of each resource only the last state, of the log everything."""
-        rows = WriteGroup(before=self._before, after=self.after(), events=self._rows, audit=self._audit)
+        rows = WriteGroup(
+            id=self.id,
+            author=self._author,
+            before=self._before,
+            after=self.after(),
+            log=self._rows,
+            audit=self._audit,
+            cut=self._cut,
+        )
+        if self._compacted != self._before.compacted:
+            rows.log = [*self._rows, log.of_horizon(self._compacted, self._revision)]
         for key, resource in self._resources.items():
             if resource is None:
                 rows.deletes.append(key)
@@ -138,15 +209,15 @@ class Group:
                 rows.puts.append(ResourceRow(*key, resource.revision, self._bodies[key]))
         rows.kinds = list({event.resource.kind: event.revision for event in self.events}.items())
         for claim, owner in self._claims.items():
-            if owner is None:
+            if claim in self._view.claims:
                 rows.releases.append(claim)
-            else:
+            if owner is not None:
                 rows.claims.append(ClaimRow(*claim, owner))
-        for name, blob in self._secrets.items():
-            if blob is None:
+        for name, secret in self._secrets.items():
+            if secret is None:
                 rows.secret_deletes.append((name,))
             else:
-                rows.secrets.append((name, blob))
+                rows.secrets.append(secret)
         return rows
 
     def apply(self) -> None:

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.watch import WatchLimits
+
+UNBOUNDED = frozenset({"path", "url", "server", "first_revision", "evidence"})
+"""Settings that are no limits."""
+
+
+def place(url: str) -> str:
+    """Where a database is, without the password that its address may hold."""
+    parts = urlsplit(url)
+    return f"the database {parts.path.lstrip('/')} on {parts.hostname or 'this machine'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
     path: Path
     """The database file. Its directory is made if missing; its lock and log lie beside it."""
+    url: str = ""
+    """Of a PostgreSQL database that several servers share; this one's lock and mark still lie at the path."""
+    server: str = ""
+    """The name of this one among several."""
     ring_events: int = 4096
     """Recent events held in memory for all watchers together."""
     coalesce_after_events: int = 256
@@ -32,11 +46,17 @@ class StoreSettings:
     """Transactions made durable together; 1 means one commit per write."""
     busy_timeout_seconds: float = 5.0
     """How long a commit waits for another process that holds the database, such as a backup."""
+    first_revision: int = 0
+    """Where a new database begins to count; see `lineage.first_revision`."""
+    evidence: tuple[Path, ...] = ()
+    """Files that there are only where there was a database: with one, a missing database is refused."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if field.name != "path" and getattr(self, field.name) <= 0:
+            if field.name not in UNBOUNDED and getattr(self, field.name) <= 0:
                 raise SettingsError(f"{field.name} must be positive", field=field.name)
+        if self.url and not self.server:
+            raise SettingsError("a server that shares its database needs a name", field="server")
         if self.path.is_dir():
             raise SettingsError(f"{self.path} is a directory, not a database file", field="path")
 

@@ -7,12 +7,12 @@ one face that the rest of Fleetplane sees of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from typing import TypeVar, cast
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from fleetplane.kernel.access import covers
-from fleetplane.kernel.audit import ACTION_LIMIT_BYTES, ACTOR_LIMIT_BYTES, Head, Row
+from fleetplane.kernel.audit.chain import ACTION_LIMIT_BYTES, ACTOR_LIMIT_BYTES, Head, Row
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Compacted, InvalidArgument, SettingsError
 from fleetplane.kernel.resources import (
@@ -25,9 +25,12 @@ from fleetplane.kernel.resources import (
     StatusT,
     check_text,
 )
+from fleetplane.kernel.store import lineage
+from fleetplane.kernel.store.applier import Applier
+from fleetplane.kernel.store.chain import adopt
 from fleetplane.kernel.store.companions import Companion, together
 from fleetplane.kernel.store.draft import Committed, Draft
-from fleetplane.kernel.store.engine import Claim, Engine
+from fleetplane.kernel.store.engine import ALONE, Author, Claim, Cut, Engine, LogRow
 from fleetplane.kernel.store.lock import exclusive
 from fleetplane.kernel.store.settings import StoreSettings, StoreStatistics
 from fleetplane.kernel.store.transaction import Transaction
@@ -35,10 +38,32 @@ from fleetplane.kernel.store.view import View
 from fleetplane.kernel.store.writer import Writer
 from fleetplane.kernel.watch import Event, EventType, Hub, Page, Watch
 
+if TYPE_CHECKING:
+    from fleetplane.kernel.store.servers.standby import Meanwhile
+
 R = TypeVar("R")
 
+Work = Callable[[], Coroutine[Any, Any, None]]
+AuditKey = Callable[[bool], bytes]
+"""The key of the audit chain, asked for once the database is known to be whole. Told whether nothing was
+ever written to it: only then may a key be made."""
+REACH_SECONDS = 5.0
+"""How long a cursor from the future is waited for: as long as a server goes on without its database."""
+REACH_LOOK_SECONDS = 0.05
 SYSTEM = "system"
 """The actor of what the server does for itself."""
+
+
+class SecretCache(Protocol):
+    """Holds in memory what secrets say."""
+
+    def secret_changed(self, name: str) -> None:
+        """Another process has put or deleted a secret of this name."""
+        ...
+
+    async def refresh(self) -> None:
+        """Read again what has changed."""
+        ...
 
 
 class Store:
@@ -52,11 +77,18 @@ class Store:
         self._view = view
         self._settings = settings
         self._hub: Hub
+        self._applier: Applier
         self._writer: Writer
+        self._audit_key = b""
         self._writing: asyncio.Task[None]
         self._companions: tuple[Companion, ...] = ()
+        self._caches: list[SecretCache] = []
+        self.lineage = ""
+        """Of the database; the revisions of another one mean nothing here."""
         self.exclusive = False
         """Whether no other process can have the same database open."""
+        self.shared = False
+        """Whether other servers follow the same database, and may have shown what this one has not yet."""
 
     def __repr__(self) -> str:
         return f"<Store revision={self.revision} resources={len(self._view)}>"
@@ -64,16 +96,44 @@ class Store:
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, settings: StoreSettings, *, kinds: Iterable[AnyKind], clock: Clock
+        cls,
+        settings: StoreSettings,
+        *,
+        kinds: Iterable[AnyKind],
+        clock: Clock,
+        audit_key: AuditKey | None = None,
+        meanwhile: Meanwhile | None = None,
     ) -> AsyncIterator[Store]:
-        """Open the database, alone, and load it; on leaving, write what was accepted and close it."""
-        with exclusive(settings.path.with_name(settings.path.name + ".lock")):
-            from fleetplane.kernel.store.sqlite import SqliteEngine
+        """Open the database, alone, and load it; on leaving, write what was accepted and close it.
 
+        With an address (`settings.url`), wait until this is the one of several servers that writes;
+        `meanwhile` runs while it waits.
+        Refuses one that is missing, older than its mark or not the one that was here.
+        """
+        path = settings.path
+        with exclusive(path.with_name(path.name + ".lock")):
+            if settings.url:
+                from fleetplane.kernel.store.servers.opening import opened
+
+                async with opened(
+                    settings, kinds=kinds, clock=clock, audit_key=audit_key, meanwhile=meanwhile
+                ) as store:
+                    yield store
+                return
+            from fleetplane.kernel.store.engines.sqlite import SqliteEngine
+
+            lineage.check_present(path, settings.evidence)
             engine = await SqliteEngine.open(settings)
             try:
-                async with cls.on(engine, settings, kinds=kinds, clock=clock) as store:
+                beside = lineage.MarkFile(path)
+                is_new = await lineage.check_whole(engine, path, beside.read())
+                key = audit_key(is_new) if audit_key is not None else b""
+                async with (
+                    lineage.kept(beside) as keeper,
+                    cls.on(engine, settings, kinds=kinds, clock=clock, audit_key=key) as store,
+                ):
                     store.exclusive = True
+                    keeper.follow(store._recorded)
                     yield store
             finally:
                 await engine.close()
@@ -81,32 +141,105 @@ class Store:
     @classmethod
     @asynccontextmanager
     async def on(
-        cls, engine: Engine, settings: StoreSettings, *, kinds: Iterable[AnyKind], clock: Clock
+        cls,
+        engine: Engine,
+        settings: StoreSettings,
+        *,
+        kinds: Iterable[AnyKind],
+        clock: Clock,
+        audit_key: bytes = b"",
     ) -> AsyncIterator[Store]:
-        """A store on an engine that someone else opens and closes."""
+        """A store on an engine that someone else opens and closes, and that no other process writes to."""
+        store = await cls.loaded(engine, settings, kinds=kinds, clock=clock, audit_key=audit_key)
+        async with store.written(ALONE):
+            yield store
+
+    @classmethod
+    async def loaded(
+        cls,
+        engine: Engine,
+        settings: StoreSettings,
+        *,
+        kinds: Iterable[AnyKind],
+        clock: Clock,
+        audit_key: bytes = b"",
+    ) -> Store:
+        """A store that can be read and watched, and written to once it is known as whom."""
         by_name = _by_name(kinds)
-        contents = await engine.contents()
-        view = View(by_name, contents.kinds)
-        view.claims.update((Claim(*row[:4]), row.owner) for row in contents.claims)
+        unlogged = [name for name, kind in by_name.items() if not kind.is_logged]
         loaded: dict[str, list[AnyResource]] = {name: [] for name in by_name}
-        async for page in engine.resources(list(by_name)):
-            for row in page:
-                loaded[row.kind].append(by_name[row.kind].decode(row.body))
+        async with engine.load(list(by_name)) as contents:
+            view = View(by_name, contents.kinds, unlogged, contents.first_revision)
+            view.claims.update((Claim(*row[:4]), row.owner) for row in contents.claims)
+            async for page in contents.resources:
+                for row in page:
+                    loaded[row.kind].append(by_name[row.kind].decode(row.body))
         for name, resources in loaded.items():
             view.of(name).load(resources)
         mark = contents.mark
         store = cls(engine, by_name, view, settings)
+        store.lineage = contents.lineage
         store._hub = Hub(store, settings.watch_limits, revision=mark.revision, compacted=mark.compacted)
-        store._writer = writer = Writer(engine, view, store._hub, mark, settings, clock)
-        store._writing = task = asyncio.create_task(writer.run(), name="store-writer")
+        store._applier = Applier(by_name, view, store._hub, mark)
+        store._writer = Writer(engine, view, store._applier, settings, clock, audit_key)
+        store._audit_key = audit_key
+        return store
+
+    def reader(self) -> Store:
+        """The same store for whoever only reads: it shares memory and watches, and refuses writes.
+
+        What accompanies transactions of the one is not there for those of the other.
+        """
+        other = Store(self._engine, self._kinds, self._view, self._settings)
+        other.lineage, other._audit_key, other.shared = self.lineage, self._audit_key, self.shared
+        other._hub, other._applier = self._hub, self._applier
+        other._writer = self._writer.refusing()
+        self._applier.secret_changed = other._note_secret
+        return other
+
+    def _note_secret(self, name: str) -> None:
+        for cache in self._caches:
+            cache.secret_changed(name)
+
+    def keep_fresh(self, cache: SecretCache) -> None:
+        """Tell from now on about secrets that another process has changed."""
+        self._caches.append(cache)
+
+    async def refreshed(self) -> None:
+        """Return once every cache has what the secrets are now, as far as the store has come."""
+        for cache in self._caches:
+            await cache.refresh()
+
+    @asynccontextmanager
+    async def written(
+        self, author: Author, *besides: Callable[[], Coroutine[Any, Any, None]]
+    ) -> AsyncIterator[None]:
+        """Let this process write, for as long as what runs besides does not raise."""
+        writer = self._writer
+        writer.author = author
+        self._writing = task = asyncio.create_task(_first(writer.run, *besides), name="store-writer")
+        trimming = asyncio.create_task(writer.trim(), name="store-trim")
         try:
-            yield store
+            if self._audit_key:
+                await adopt(self._engine, self, self._audit_key)
+            yield
         finally:
             writer.close()
             try:
                 await task
             finally:
-                store._hub.close()
+                trimming.cancel()
+                await asyncio.gather(trimming, return_exceptions=True)
+                self._hub.close()
+
+    def _recorded(self) -> lineage.Recorded:
+        mark = self._writer.mark
+        return lineage.Recorded(
+            lineage=self.lineage,
+            revision=mark.revision,
+            audit_seq=mark.audit_seq,
+            audit_hash=mark.audit_hash.hex(),
+        )
 
     # Reading.
 
@@ -139,6 +272,10 @@ class Store:
         """Everything at or below a scope, by scope and name. The same object until something changes."""
         return self._view.of(kind.name).list(scope)
 
+    def count(self, kind: AnyKind, scope: str = "") -> int:
+        """How many there are at or below a scope; costs the same however many there are."""
+        return self._view.of(kind.name).count(scope)
+
     def snapshot(
         self, kind: Kind[SpecT, StatusT], scope: str = ""
     ) -> tuple[int, Sequence[Resource[SpecT, StatusT]]]:
@@ -146,7 +283,7 @@ class Store:
         return self.revision, self.list(kind, scope)
 
     def kind_revision(self, kind: AnyKind) -> int:
-        """Of the last change to anything of this kind; 0 if there was none."""
+        """The revision of the last change to this kind; the lineage's first revision if there was none."""
         return self._view.of(kind.name).revision
 
     def claimed_by(self, kind: AnyKind, scope: str, field: str, value: str) -> str | None:
@@ -161,11 +298,25 @@ class Store:
             if claim.kind == name and covers(scope, claim.scope)
         ]
 
+    async def reached(self, revision: int) -> bool:
+        """Wait for a revision that somebody knows from another server; False if it does not come.
+
+        Even the server that writes may be behind those that follow it: while it does not know whether its
+        own commit was done, they may have read it.
+        """
+        waited = 0.0
+        while revision > self.revision:
+            if not self.shared or self._hub.closed or waited >= REACH_SECONDS:
+                return False
+            waited += REACH_LOOK_SECONDS
+            await self._writer.clock.sleep(REACH_LOOK_SECONDS)
+        return True
+
     # Reading what is being written.
 
     def pending(self, what: Key | AnyKind) -> bool:
         """Whether a write that touches this resource, or this kind, is accepted and not yet settled."""
-        return self._writer.last_for(what.name if isinstance(what, Kind) else what) is not None
+        return bool(self._writer.last_for(what.name if isinstance(what, Kind) else what))
 
     def unsettled(
         self, kind: AnyKind, scope: str | None = None, name: str | None = None
@@ -176,8 +327,8 @@ class Store:
         is applied or has failed; later writes do not extend the wait.
         """
         what = kind.name if scope is None or name is None else Key(kind.name, scope, name)
-        submission = self._writer.last_for(what)
-        return None if submission is None else self._writer.settlement(submission)
+        submissions = self._writer.last_for(what)
+        return self._writer.settlement(submissions) if submissions else None
 
     async def settled(self, kind: AnyKind, scope: str | None = None, name: str | None = None) -> None:
         if (waiter := self.unsettled(kind, scope, name)) is not None:
@@ -195,7 +346,9 @@ class Store:
     async def transact(
         self, change: Callable[[Draft], R], *, actor: str, action: str, touches: Iterable[Key]
     ) -> Committed[R]:
-        """Run `change` in the writer, in order of arrival; answer once what it did and saw is durable.
+        """Run `change` in the writer; answer once what it did and saw is durable.
+
+        In order of arrival; while many wait, each tenant in its turn (see `fair.py`).
 
         `change` must be pure: it may be run late or, if its caller goes away first, never.
         `touches` names every resource that it might change.
@@ -248,15 +401,33 @@ class Store:
         )
         if page.compacted > after:
             raise Compacted(f"revision {after} is no longer kept; history begins after {page.compacted}")
-        decode = self._kinds[kind].decode
-        return Page(
-            revision=until if page.complete else page.events[-1].revision,
-            events=[
-                Event(type=EventType(row.type), resource=decode(row.body), revision=row.revision)
-                for row in page.events
-                if covers(scope, row.scope)
-            ],
-        )
+        events = [
+            Event(type=EventType(row.type), resource=self._logged(row), revision=row.revision)
+            for row in page.events
+            if covers(scope, row.scope)
+        ]
+        if not self._kinds[kind].is_logged:
+            events = [event for event in events if _is_worth_telling(event, after)]
+        return Page(revision=until if page.complete else page.events[-1].revision, events=events)
+
+    def _logged(self, row: LogRow) -> AnyResource:
+        found = self._kinds[row.kind].decode_logged(row.body)
+        if found.spec is None and row.type != EventType.DELETED:
+            live = self._view.get(found.key)
+            if live is not None and live.revision == row.revision:
+                return live
+        return found
+
+    async def history_bytes(self) -> int:
+        """What the log weighs."""
+        return await self._engine.history_bytes()
+
+    async def history_horizon(self, size_bytes: int) -> int:
+        """The revision up to which the log weighs at least so much."""
+        return await self._engine.history_horizon(size_bytes)
+
+    async def audit_row(self, seq: int) -> Row | None:
+        return await self._engine.audit_row(seq)
 
     # Secrets: opaque, durable, audited by name; no resources.
 
@@ -279,11 +450,24 @@ class Store:
 
     # Looking inside.
 
-    async def audit(self, *, after: int = 0) -> AsyncIterator[Row]:
+    async def audit(self, *, after: int = 0) -> AsyncGenerator[Row, None]:
         """The audit chain, after an entry's number."""
-        async for page in self._engine.audit(after=after):
-            for row in page:
-                yield row
+        async with aclosing(self._engine.audit(after=after)) as pages:
+            async for page in pages:
+                for row in page:
+                    yield row
+
+    async def cut_audit(self, seq: int, checkpoint: str, change: Callable[[Draft], object]) -> None:
+        """Forget the audit entries up to one that is archived; `change` says so in the log."""
+        if seq >= self.audit_head().seq:
+            raise InvalidArgument(f"entry {seq} is not older than the log's last")
+        await self._writer.submit(
+            change,
+            actor=SYSTEM,
+            action="audit.archive",
+            touches=frozenset(),
+            cut=Cut(seq=seq, checkpoint=checkpoint),
+        )
 
     def audit_head(self) -> Head:
         mark = self._writer.mark
@@ -309,6 +493,26 @@ class Store:
             coalesced_events=hub.coalesced,
             refills=hub.refilled,
         )
+
+
+async def _first(*works: Work) -> None:
+    """Run several until one of them ends, or raises; the others are cancelled then."""
+    tasks = [asyncio.create_task(work()) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+def _is_worth_telling(event: Event, after: int) -> bool:
+    """Whether to show an event of a kind without logged content: unchanged, or a known deletion."""
+    if event.type is EventType.DELETED:
+        return event.resource.created_revision <= after
+    return event.resource.spec is not None
 
 
 def _by_name(kinds: Iterable[AnyKind]) -> dict[str, AnyKind]:

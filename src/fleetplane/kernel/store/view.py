@@ -7,7 +7,7 @@ the same list again costs a dictionary lookup.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from fleetplane.kernel.access import EVERYWHERE
 from fleetplane.kernel.errors import FleetplaneError
@@ -48,10 +48,20 @@ class KindView:
         order = self._order
         if scope == EVERYWHERE:
             return order
-        # Two stretches, because `org/a-b` comes between `org/a` and `org/a/x`: "-" is before "/".
-        # Nothing lies between a text and the same text with NUL, nor after "/" and before "0".
-        at = order[bisect_left(order, (scope, "")) : bisect_left(order, (scope + "\0", ""))]
-        return at + order[bisect_left(order, (scope + "/", "")) : bisect_left(order, (scope + "0", ""))]
+        at: list[tuple[str, str]] = []
+        for begin, end in _stretches(scope):
+            at += order[bisect_left(order, (begin, "")) : bisect_left(order, (end, ""))]
+        return at
+
+    def count(self, scope: str) -> int:
+        """How many there are at or below a scope, without looking at any of them."""
+        order = self._order
+        if scope == EVERYWHERE:
+            return len(order)
+        return sum(
+            bisect_left(order, (end, "")) - bisect_left(order, (begin, ""))
+            for begin, end in _stretches(scope)
+        )
 
     def put(self, resource: AnyResource) -> None:
         at = (resource.scope, resource.name)
@@ -67,11 +77,29 @@ class KindView:
             self._lists.clear()
 
 
+def _stretches(scope: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """From where to where, in order, a scope and everything below it lie.
+
+    Two stretches, because `org/a-b` comes between `org/a` and `org/a/x`: "-" is before "/".
+    Nothing lies between a text and the same text with NUL, nor after "/" and before "0".
+    """
+    return (scope, scope + "\0"), (scope + "/", scope + "0")
+
+
 class View:
     """The live resources of every kind that this process knows."""
 
-    def __init__(self, kinds: Iterable[str], revisions: dict[str, int]) -> None:
-        self._kinds = {kind: KindView(revisions.get(kind, 0)) for kind in kinds}
+    def __init__(
+        self,
+        kinds: Iterable[str],
+        revisions: dict[str, int],
+        unlogged: Collection[str] = (),
+        first_revision: int = 0,
+    ) -> None:
+        # Also of a kind of which there never was any: a list of nothing is of this lineage, too.
+        self._kinds = {kind: KindView(revisions.get(kind, first_revision)) for kind in kinds}
+        self.unlogged = frozenset(unlogged)
+        """Kinds of which the log has no content."""
         self.claims: dict[Claim, str] = {}
         """Who holds each unique value."""
 

@@ -8,29 +8,72 @@ and who is told what about their fate; does not know SQL, nor what a change mean
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+import structlog
 
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import FleetplaneError, IntegrityError, ResourceExhausted, Unavailable
+from fleetplane.kernel.errors import (
+    FleetplaneError,
+    IntegrityError,
+    OutcomeUnknown,
+    ResourceExhausted,
+    Unavailable,
+)
 from fleetplane.kernel.resources import Key
+from fleetplane.kernel.store.applier import Applier
 from fleetplane.kernel.store.draft import Committed, Draft
-from fleetplane.kernel.store.engine import Engine, Mark
+from fleetplane.kernel.store.engine import ALONE, Author, Cut, Engine, Mark, Outcome, Superseded
+from fleetplane.kernel.store.fair import FairQueue, share_of
 from fleetplane.kernel.store.group import Group, Result
 from fleetplane.kernel.store.settings import StoreSettings
 from fleetplane.kernel.store.view import View
-from fleetplane.kernel.watch import Hub
+
+log = structlog.get_logger(__name__)
 
 RECONCILE_ATTEMPTS = 3
 """Times the database is asked what became of a commit that failed, before its callers are told "unknown"."""
-TRIM_LIMIT = 4
-"""A commit trims at most this many times the history's slack, so that no single one is slow."""
+
+GATHER_TURNS = 6
+"""Of the event loop before a group is drafted, some 10 microseconds each when there is nothing to do."""
+
+TRIM_ROWS = 5000
+"""Of the log, deleted at a time behind the horizon, so that no commit waits long for it."""
+
+
+class Settlement:
+    """One reader's wait for some transactions."""
+
+    __slots__ = ("_future", "_left")
+
+    def __init__(self, future: asyncio.Future[None], left: int) -> None:
+        self._future = future
+        self._left = left
+
+    def note(self) -> None:
+        self._left -= 1
+        if self._left == 0 and not self._future.done():
+            self._future.set_result(None)
 
 
 class Submission:
     """One transaction on its way through the writer."""
 
-    __slots__ = ("action", "actor", "answer", "change", "horizon", "touches", "waiters")
+    __slots__ = (
+        "action",
+        "actor",
+        "answer",
+        "behind",
+        "change",
+        "cut",
+        "horizon",
+        "number",
+        "share",
+        "taken",
+        "touches",
+        "waiters",
+    )
 
     def __init__(
         self,
@@ -39,35 +82,60 @@ class Submission:
         action: str,
         touches: frozenset[Key],
         horizon: int,
+        cut: Cut | None,
+        number: int,
     ) -> None:
+        self.number = number
+        self.share = share_of(touches)
+        self.behind: Sequence[Submission] = ()
+        """Of other shares, and touching the same."""
+        self.taken = False
         self.change = change
         self.actor = actor
         self.action = action
         self.touches = touches
+        self.cut = cut
+        """Where the audit chain should begin, for an archive."""
         self.horizon = horizon
         """Where the log should begin, for a compaction; else 0."""
         self.answer: asyncio.Future[Committed[object]] = asyncio.get_running_loop().create_future()
-        self.waiters: list[asyncio.Future[None]] = []
+        self.waiters: list[Settlement] = []
         """Readers who want to see what becomes of it. One future each: cancelling one must not cancel all."""
+
+
+_NONE: dict[str, Submission] = {}
 
 
 class Writer:
     def __init__(
-        self, engine: Engine, view: View, hub: Hub, mark: Mark, settings: StoreSettings, clock: Clock
+        self,
+        engine: Engine,
+        view: View,
+        applier: Applier,
+        settings: StoreSettings,
+        clock: Clock,
+        audit_key: bytes = b"",
     ) -> None:
         self._engine = engine
         self._view = view
-        self._hub = hub
-        self._mark = mark
+        self._applier = applier
         self._settings = settings
-        self._clock = clock
-        self._queue: deque[Submission] = deque()
+        self.clock = clock
+        self._audit_key = audit_key
+        self.author: Author | None = None
+        """The author of the groups that this process writes; None while another server is active."""
+        self._queue: FairQueue[Submission] = FairQueue()
+        self._number = 0
         self._idle: asyncio.Future[None] | None = None
+        self._moved = asyncio.Event()
+        """The horizon, since the log was trimmed."""
         self._closing = False
+        self._committing = False
         self._doubt: Group | None = None
         """A group whose commit failed and whose fate could not be learnt yet."""
         self._last_for_key: dict[Key, Submission] = {}
-        self._last_for_kind: dict[str, Submission] = {}
+        self._last_for_kind: dict[str, dict[str, Submission]] = {}
+        """Of each share: those of one are written in their order, those of two in any."""
         self.commits = 0
         self.transactions = 0
         self.largest_group = 0
@@ -76,11 +144,15 @@ class Writer:
         self.writable = True
 
     def __repr__(self) -> str:
-        return f"<Writer revision={self._mark.revision} queued={len(self._queue)} commits={self.commits}>"
+        return f"<Writer revision={self.mark.revision} queued={len(self._queue)} commits={self.commits}>"
+
+    def refusing(self) -> Writer:
+        """A writer of the same store that nobody runs, and that takes nothing."""
+        return Writer(self._engine, self._view, self._applier, self._settings, self.clock, self._audit_key)
 
     @property
     def mark(self) -> Mark:
-        return self._mark
+        return self._applier.mark
 
     @property
     def queued(self) -> int:
@@ -96,39 +168,50 @@ class Writer:
         action: str,
         touches: frozenset[Key],
         horizon: int = 0,
+        cut: Cut | None = None,
     ) -> asyncio.Future[Committed[object]]:
         """Accept a transaction. Cancelling the future withdraws it, unless it is being written already."""
         if self._closing:
             raise Unavailable("the store is closed")
-        if len(self._queue) >= self._settings.queue_limit:
+        if self.author is None:
+            raise Unavailable("this server stands by: another one is active", hint="call the active server")
+        self._number += 1
+        submission = Submission(change, actor, action, touches, horizon, cut, self._number)
+        share = submission.share
+        if not self._queue.has_room(share, self._settings.queue_limit):
             self.queue_refusals += 1
             raise ResourceExhausted(
                 f"{len(self._queue)} transactions are waiting to be written, the most there may be",
                 retry_after_seconds=1.0,
             )
-        submission = Submission(change, actor, action, touches, horizon)
-        self._queue.append(submission)
         for key in touches:
+            before = self._last_for_key.get(key)
+            if before is not None and before.share != share:
+                submission.behind = (*submission.behind, before)
             self._last_for_key[key] = submission
-            self._last_for_kind[key.kind] = submission
+            self._last_for_kind.setdefault(key.kind, {})[share] = submission
+        self._queue.push(submission)
         self._wake()
         return submission.answer
 
-    def last_for(self, what: Key | str) -> Submission | None:
-        """The last accepted, still unsettled transaction that touches a key, or a kind (a string)."""
+    def last_for(self, what: Key | str) -> Collection[Submission]:
+        """The last accepted, still unsettled transactions that touch a key, or a kind (a string)."""
         if isinstance(what, str):
-            return self._last_for_kind.get(what)
-        return self._last_for_key.get(what)
+            return self._last_for_kind.get(what, _NONE).values()
+        last = self._last_for_key.get(what)
+        return () if last is None else (last,)
 
     @property
     def unsettled_kinds(self) -> Collection[str]:
         """The kinds of which anything is accepted and not yet settled; always the same object."""
         return self._last_for_kind.keys()
 
-    def settlement(self, submission: Submission) -> asyncio.Future[None]:
-        """Done once the transaction, and so every earlier one, is applied or has failed."""
+    def settlement(self, submissions: Collection[Submission]) -> asyncio.Future[None]:
+        """Done once these, and so every earlier one of their shares, are applied or have failed."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        submission.waiters.append(waiter)
+        settlement = Settlement(waiter, len(submissions))
+        for submission in submissions:
+            submission.waiters.append(settlement)
         return waiter
 
     def close(self) -> None:
@@ -150,98 +233,147 @@ class Writer:
                     self._idle = asyncio.get_running_loop().create_future()
                     await self._idle
                     continue
-                size = min(len(self._queue), self._settings.group_limit)
-                group = [self._queue.popleft() for _ in range(size)]
-                await self._write(group)
-                group = []
+                await self._gather()
+                group = self._queue.take(self._settings.group_limit)
+                while group:  # more than once only if they are large
+                    written = await self._write(group)
+                    group = group[written:]
         finally:
             # Reached with work left only by cancellation or a defect: nobody may be left waiting.
             self._closing = True
-            left = [*group, *self._queue]
-            self._queue.clear()
+            if self._committing:
+                unknown = OutcomeUnknown("the store's writer has stopped while this was being written")
+                self._settle(group, [None] * len(group), unknown)
+                group = []
+            left = [*group, *self._queue.clear()]
             self._settle(left, [None] * len(left), Unavailable("the store's writer has stopped"))
 
-    async def _write(self, submissions: Sequence[Submission]) -> None:
+    async def _gather(self) -> None:
+        """Let the answers of the last group out before the next is drafted, and in what comes meanwhile.
+
+        Without it groups become smaller the faster they are written, and a busy server slower.
+        """
+        for _ in range(GATHER_TURNS):
+            if len(self._queue) >= self._settings.group_limit:
+                return
+            await asyncio.sleep(0)
+
+    async def _write(self, submissions: Sequence[Submission]) -> int:
+        """Write these, or as many of them as fit into a group; returns how many are settled."""
         error = await self._resolve_doubt()
         if error is not None:
             self._settle(submissions, [None] * len(submissions), error)
-            return
-        group = Group(self._view, self._mark, self._clock)
-        results = [self._run(group, submission) for submission in submissions]
-        self._trim(group)
+            return len(submissions)
+        author = self.author or ALONE
+        group = Group(self._view, self.mark, self.clock, self._audit_key, author)
+        results: list[Result | None] = []
+        for submission in submissions:
+            results.append(self._run(group, submission))
+            if group.is_full:
+                break
+        self._move_horizon(group)
         if group.changed:
+            self._committing = True
             error = await self._commit(group)
+            self._committing = False
         if error is None:
             self._apply(group)
-        self._settle(submissions, results, error)
+        self._settle(submissions[: len(results)], results, error)
+        if isinstance(error, OutcomeUnknown) and self._doubt is None:
+            raise OutcomeUnknown(
+                f"{error.message}: it is unknown whether the last writes are kept, so the server stops",
+                hint="look at the disk and its log, then start again; what is there then is what was kept",
+            )
+        return len(results)
 
     def _run(self, group: Group, submission: Submission) -> Result | None:
         if submission.answer.done():  # its caller has gone away before it began
             return None
         if submission.horizon:
             group.compact(submission.horizon)
-        return group.run(
+        result = group.run(
             submission.change, actor=submission.actor, action=submission.action, touches=submission.touches
         )
+        if submission.cut is not None and result.error is None:
+            group.cut(submission.cut)
+        return result
 
-    def _trim(self, group: Group) -> None:
-        """Keep the log near its length: some transactions pay for the deletion of as many old ones."""
+    def _move_horizon(self, group: Group) -> None:
+        """Keep the log near its length; what lies behind its horizon is deleted by `trim`."""
         keep, slack = self._settings.history_revisions, self._settings.history_slack_revisions
-        if group.revision - self._mark.compacted > keep + slack:
-            group.compact(min(group.revision - keep, self._mark.compacted + TRIM_LIMIT * slack))
+        if group.revision - self.mark.compacted > keep + slack:
+            group.compact(group.revision - keep)
+
+    async def trim(self) -> None:
+        """Delete what lies behind the horizon, whenever it has moved; until cancelled."""
+        while True:
+            self._moved.clear()
+            try:
+                while await self._engine.trim(TRIM_ROWS) >= TRIM_ROWS:
+                    pass  # commits come in between
+            except FleetplaneError as error:  # what is left goes with the next
+                log.warning("store.log_not_trimmed", error=str(error))
+            await self._moved.wait()
 
     async def _commit(self, group: Group) -> FleetplaneError | None:
         """Make a group durable; the error if it is not, having made sure that it is not."""
         try:
-            await self._engine.commit(group.rows())
+            outcome = await self._engine.commit(group.rows())
+        except OutcomeUnknown as error:
+            self.failed_commits += 1
+            self.writable = False
+            return error
         except FleetplaneError as error:
             self.failed_commits += 1
             for _ in range(RECONCILE_ATTEMPTS):
-                committed = await self._committed(group)
-                if committed is not None:
-                    self.writable = committed
-                    return None if committed else error
+                written = await self._was_written(group)
+                if written is not None:
+                    self.writable = written
+                    return None if written else error
             self._doubt = group
             self.writable = False
-            return Unavailable(
-                "the database does not say whether this was written", hint="read before retrying"
-            )
+            return OutcomeUnknown("the database does not say whether this was written")
+        if not outcome.written:
+            raise _overtaken(outcome)
         self.writable = True
         return None
 
-    async def _committed(self, group: Group) -> bool | None:
+    async def _was_written(self, group: Group) -> bool | None:
         """Whether the database has the group; None if it cannot be asked."""
+        before, author = self.mark, self.author or ALONE
         try:
-            mark = await self._engine.mark()
+            outcome = await self._engine.settle(before, group.id, author)
         except FleetplaneError:
             return None
-        if mark == group.after():
+        if outcome.written:
             return True
-        if mark == self._mark:
+        if outcome.mark == before:
             return False
-        raise IntegrityError(f"the database is at revision {mark.revision}: someone else has written to it")
+        if outcome.author == author and outcome.mark == replace(before, number=before.number + 1):
+            self._applier.pass_over(outcome.mark)  # its number was taken, so that it will never be written
+            return False
+        raise _overtaken(outcome)
 
     async def _resolve_doubt(self) -> FleetplaneError | None:
         if self._doubt is None:
             return None
-        committed = await self._committed(self._doubt)
-        if committed is None:
+        written = await self._was_written(self._doubt)
+        if written is None:
             return Unavailable("the database cannot be read")
         group, self._doubt = self._doubt, None
-        if committed:
+        if written:
             self._apply(group)
         return None
 
     def _apply(self, group: Group) -> None:
         if not group.changed:
             return
-        self._mark = group.after()
+        if group.after().compacted != self.mark.compacted:
+            self._moved.set()
         self.commits += 1
         self.transactions += group.transactions
         self.largest_group = max(self.largest_group, group.transactions)
-        group.apply()
-        self._hub.compacted = self._mark.compacted
-        self._hub.publish(group.events, self._mark.revision)
+        self._applier.own(group)
 
     def _settle(
         self,
@@ -250,16 +382,28 @@ class Writer:
         error: FleetplaneError | None,
     ) -> None:
         for submission, result in zip(submissions, results, strict=True):
+            submission.behind = ()
             for key in submission.touches:
                 if self._last_for_key.get(key) is submission:
                     del self._last_for_key[key]
-                if self._last_for_kind.get(key.kind) is submission:
-                    del self._last_for_kind[key.kind]
+                shares = self._last_for_kind.get(key.kind, _NONE)
+                if shares.get(submission.share) is submission:
+                    del shares[submission.share]
+                    if not shares:
+                        del self._last_for_kind[key.kind]
             if not submission.answer.done():
                 _answer(submission.answer, result, error)
             for waiter in submission.waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+                waiter.note()
+
+
+def _overtaken(outcome: Outcome) -> FleetplaneError:
+    if outcome.author.term:
+        return Superseded(f"{outcome.author.server} is active since term {outcome.author.term}")
+    return IntegrityError(
+        f"the database is at group {outcome.mark.number}, revision {outcome.mark.revision}:"
+        " someone else has written to it"
+    )
 
 
 def _answer(

@@ -15,9 +15,14 @@ from pathlib import Path
 
 from fleetplane.kernel.errors import FleetplaneError, IntegrityError, StorageFull, Unavailable
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_SECONDS = 5.0
 JOURNAL_LIMIT_BYTES = 16 * 1024 * 1024
+FOLD_PAGES = JOURNAL_LIMIT_BYTES // 4096
+"""Of the write-ahead log, after which it is folded into the file: pages that lines of the same minute touch
+again and again are then copied once."""
+WRITER_CACHE_KIB = 16 * 1024
+"""So that the ends of the index that is written to stay in memory, also where many lines have one moment."""
 
 # Points lie together by series and in order of time, so that the growth of a counter over any
 # stretch is two look-ups. Lines have one index, which answers every filter and every count
@@ -42,6 +47,32 @@ CREATE TABLE lines (
 );
 CREATE UNIQUE INDEX lines_by_time ON lines (channel, at_ns, mark, code, source, subject, action);
 """
+# How much each source has, so that room is made where most was taken. `channel` is 0 for points. What was
+# sent twice is counted twice until it is deleted.
+_SHARES = """
+CREATE INDEX series_by_source ON series (scope, source);
+CREATE TABLE shares (
+    scope TEXT NOT NULL, channel INTEGER NOT NULL, source TEXT NOT NULL, rows INTEGER NOT NULL,
+    bytes INTEGER NOT NULL, PRIMARY KEY (scope, channel, source)
+) WITHOUT ROWID;
+"""
+# What lines came to, see `summaries`. A server from before leaves the table alone: the version stays.
+_SUMMARIES = """
+CREATE TABLE IF NOT EXISTS summaries (
+    channel INTEGER NOT NULL, width INTEGER NOT NULL, at INTEGER NOT NULL, source TEXT NOT NULL,
+    subject TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (channel, width, at, source, subject)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS folded (
+    channel INTEGER NOT NULL, width INTEGER NOT NULL, until INTEGER NOT NULL, oldest INTEGER NOT NULL,
+    PRIMARY KEY (channel, width)
+) WITHOUT ROWID;
+"""
+_COUNT_SHARES = """
+INSERT INTO shares SELECT scope, 0, source, count(*), 0 FROM points JOIN series ON series.id = points.series
+    GROUP BY scope, source;
+INSERT INTO shares SELECT scope, channel, source, count(*), sum(length(body)) FROM lines
+    JOIN channels ON channels.id = lines.channel GROUP BY scope, channel, source;
+"""
 
 
 def connect(path: Path, *, for_writing: bool = False) -> sqlite3.Connection:
@@ -55,6 +86,8 @@ def connect(path: Path, *, for_writing: bool = False) -> sqlite3.Connection:
             connection.execute("PRAGMA trusted_schema = OFF")
             if for_writing:
                 connection.execute(f"PRAGMA journal_size_limit = {JOURNAL_LIMIT_BYTES}")
+                connection.execute(f"PRAGMA wal_autocheckpoint = {FOLD_PAGES}")
+                connection.execute(f"PRAGMA cache_size = -{WRITER_CACHE_KIB}")
             else:
                 connection.execute("PRAGMA query_only = ON")
         except BaseException:
@@ -71,11 +104,19 @@ def prepare(path: Path) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version == SCHEMA_VERSION:
+                connection.executescript(_SUMMARIES)
+                return
+            if version == 1:
+                connection.executescript(
+                    f"BEGIN IMMEDIATE; {_SHARES} {_COUNT_SHARES} {_SUMMARIES}"
+                    " PRAGMA user_version = 2; COMMIT;"
+                )
                 return
             if version or connection.execute("SELECT 1 FROM sqlite_master").fetchone():
                 raise IntegrityError(f"{path} is a database of something else, or of a later version")
             connection.executescript(
-                f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+                f"BEGIN IMMEDIATE; {_SCHEMA} {_SHARES} {_SUMMARIES}"
+                f" PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
 
 
@@ -93,7 +134,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Say what a database error means to those who do not know the database."""
+    """Translate a database error into one of the error tree."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -109,5 +150,5 @@ def _meaning(error: Exception, path: Path) -> FleetplaneError:
             f"{path} is damaged: {error}", hint="move it away: it holds no state, only the past"
         )
     if name == "SQLITE_INTERRUPT":
-        return Unavailable("the question took too long to answer", hint="ask for a shorter stretch of time")
+        return Unavailable("the telemetry query took too long", hint="query a shorter range of time")
     return Unavailable(f"{path} cannot be used: {error}")

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.kernel.telemetry import database
+from fleetplane.kernel.telemetry import database, summaries
+from fleetplane.kernel.telemetry.summaries import FoundSummary
 from fleetplane.kernel.telemetry.values import (
     BUCKETS_LIMIT,
     MOMENT_LIMIT_NS,
@@ -65,6 +66,15 @@ class Reader:
     def close(self) -> None:
         self._connection.close()
 
+    def summaries(
+        self, scope: str, stream: str, *, from_ns: int, to_ns: int, step_seconds: int = 0
+    ) -> Sequence[FoundSummary]:
+        from_ns, to_ns = _moment(from_ns), _moment(to_ns)
+        with self._asking() as ask:
+            return summaries.found(
+                ask, scope, stream, from_ns=from_ns, to_ns=to_ns, step_seconds=step_seconds
+            )
+
     def latest(
         self,
         scope: str,
@@ -117,7 +127,7 @@ class Reader:
     ) -> Sequence[Bucket]:
         from_ns, to_ns = _moment(from_ns), _moment(to_ns)
         if width_ns < 1 or (to_ns - from_ns) / width_ns > BUCKETS_LIMIT:
-            raise InvalidArgument(f"not between 1 and {BUCKETS_LIMIT} stretches of time")
+            raise InvalidArgument(f"not between 1 and {BUCKETS_LIMIT} buckets")
         made: dict[int, Bucket] = {}
         with self._asking() as ask:
             for number, _ in self._series(scope, series, sources):
@@ -144,11 +154,18 @@ class Reader:
             if channel is None:
                 return LinePage(lines=(), total=0, cursor="")
             asked = {
-                "channel": channel[0], "start": _moment(query.from_ns), "stop": _moment(query.to_ns),
-                "low": query.code_low, "high": query.code_high, "source": query.source,
-                "subject": query.subject, "action": query.action,
-                "last_ns": last_ns, "last_mark": last_mark, "limit": query.limit + 1,
-            }  # fmt: skip
+                "channel": channel[0],
+                "start": _moment(query.from_ns),
+                "stop": _moment(query.to_ns),
+                "low": query.code_low,
+                "high": query.code_high,
+                "source": query.source,
+                "subject": query.subject,
+                "action": query.action,
+                "last_ns": last_ns,
+                "last_mark": last_mark,
+                "limit": query.limit + 1,
+            }
             (total,) = ask.execute(_COUNT, asked).fetchone()
             rows = ask.execute(_PAGE, asked).fetchall()
             more, rows = len(rows) > query.limit, rows[: query.limit]
@@ -203,5 +220,5 @@ def _place(query: LineQuery) -> tuple[int, int]:
         return _moment(query.to_ns), _NEWEST_MARK
     found = _CURSOR.fullmatch(query.cursor)
     if found is None or int(found[1]) > MOMENT_LIMIT_NS or int(found[2]) > _NEWEST_MARK:
-        raise InvalidArgument("not a place in this list", field="cursor")
+        raise InvalidArgument("is not a cursor of this list", field="cursor")
     return int(found[1]), int(found[2])

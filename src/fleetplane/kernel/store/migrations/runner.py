@@ -20,18 +20,27 @@ def configuration(connection: Connection | None = None) -> Config:
     return config
 
 
-def upgrade(connection: Connection, found: str | None) -> None:
-    """Bring the database from revision `found` to the newest, all steps or none."""
-    config = configuration(connection)
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+def check_known(found: str | None) -> None:
+    """Refuse a schema that a newer version made."""
+    known = {script.revision for script in ScriptDirectory.from_config(configuration()).walk_revisions()}
     if found is not None and found not in known:
         raise IntegrityError(
             f"the database has schema {found}, which this version does not know",
             hint="run the version that wrote it, or a newer one",
         )
+
+
+def steps(connection: Connection) -> None:
+    """Bring the database to the newest revision, in the transaction that the caller has begun."""
+    command.upgrade(configuration(connection), "head")
+
+
+def upgrade(connection: Connection, found: str | None) -> None:
+    """Bring a database file from revision `found` to the newest, all steps or none."""
+    check_known(found)
     connection.exec_driver_sql("BEGIN IMMEDIATE")
     try:
-        command.upgrade(config, "head")
+        steps(connection)
         connection.exec_driver_sql("COMMIT")
     except BaseException:
         connection.exec_driver_sql("ROLLBACK")

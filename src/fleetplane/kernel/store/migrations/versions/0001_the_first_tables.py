@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from fleetplane.kernel.audit import GENESIS
+from fleetplane.kernel.audit.chain import GENESIS
 
 revision = "0001"
 down_revision = None

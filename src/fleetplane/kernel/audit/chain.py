@@ -1,25 +1,21 @@
 """Who did what, in a chain that cannot be edited without showing.
 
 Each entry is hashed together with the hash before it, so that changing, removing or inserting
-one breaks every later link. The number and hash of the last entry are also kept beside the
+one breaks every later link; under a key that is derived from the master key, so that whoever has the
+database alone cannot make another chain. The number and hash of the last entry are also kept beside the
 chain, so that cutting its tail shows too. This module makes and checks chains; it does not
-know how entries are stored, save for `verify_file`, which reads a database file without
-disturbing the server that may be using it.
+know how entries are stored.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
+import hmac
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 
 import msgspec
-
-from fleetplane.kernel.errors import IntegrityError, NotFound, Unavailable
 
 GENESIS = bytes(32)
 """What the first entry is chained to."""
@@ -31,12 +27,13 @@ class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One thing that a transaction changed."""
 
     operation: str
-    """`put`, `delete`, `claim`, `release`, `secret.put` or `secret.delete`."""
+    """`put`, `delete`, `claim`, `release`, `secret.put` or `secret.delete`; or, of the log itself, `lineage`
+    (a new one began) or `archive` (of the entries that are named)."""
     kind: str
     scope: str
     name: str
     digest: str
-    """SHA-256 of the new content; empty where there is none, and for secrets, audited by name only."""
+    """SHA-256 of the new content, of a secret as it is sealed; empty where there is none."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -81,6 +78,8 @@ class Verdict:
     broken_seq: int | None = None
     """The first entry that is not as it was written; None if intact, or if not an entry is at fault."""
     problem: str = ""
+    notes: tuple[str, ...] = ()
+    """Remarks of the verification that are not faults."""
 
     def __str__(self) -> str:
         good = f"{self.entries} entries, up to revision {self.revision}"
@@ -109,14 +108,17 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def link(previous: bytes, entry: bytes) -> bytes:
+def link(previous: bytes, entry: bytes, key: bytes = b"") -> bytes:
+    """The hash of an entry: under a key, so that only its holder can make one; without, a plain one."""
+    if key:
+        return hmac.digest(key, previous + entry, "sha256")
     return hashlib.sha256(previous + entry).digest()
 
 
-def append(previous: bytes, entry: Entry) -> Row:
+def append(previous: bytes, entry: Entry, key: bytes = b"") -> Row:
     """The row that continues a chain whose last hash is `previous`."""
     encoded = _ENCODER.encode(entry)
-    return Row(seq=entry.seq, hash=link(previous, encoded), entry=encoded)
+    return Row(seq=entry.seq, hash=link(previous, encoded, key), entry=encoded)
 
 
 def read(row: Row) -> Entry:
@@ -126,12 +128,51 @@ def read(row: Row) -> Entry:
 class Verifier:
     """Checks a chain row by row, and remembers what content it says the store must hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes = b"", anchors: AbstractSet[tuple[int, str]] = frozenset()) -> None:
+        """With the key, everything must be under it; save the beginning of a chain older than keys."""
+        self._key = key
+        self._is_keyed = False
         self._seq = 0
+        self._first = 1 << 62
         self._hash = GENESIS
         self._revision = 0
         self._content: dict[str, dict[Address, str]] = {what: {} for what, _ in WRITTEN.values()}
         self._broken: Verdict | None = None
+        self._anchors = anchors
+        self._seen: set[tuple[int, str]] = set()
+        self._lineages: list[tuple[int, str]] = []
+        self._is_partial = False
+        self._notes: list[str] = []
+
+    @property
+    def seq(self) -> int:
+        """The last good entry."""
+        return self._seq
+
+    def begin_after(self, seq: int, link: bytes, revision: int) -> None:
+        """Begin in the middle, on somebody else's word; what was written before is then not checked."""
+        self._seq, self._hash, self._revision = seq, link, revision
+        self._is_partial = True
+        self.note(f"entries 1 to {seq} were not checked: they are archived elsewhere")
+
+    def note(self, text: str) -> None:
+        self._notes.append(text)
+
+    def fail(self, problem: str, broken_seq: int | None = None) -> None:
+        if self._broken is None:
+            self._broken = self._verdict(problem, broken_seq)
+
+    def has_seen(self, seq: int, link: str) -> bool:
+        """Whether the chain had this entry, which was among the anchors; before a cut nobody can tell."""
+        return (seq, link) in self._seen or (self._is_partial and seq < self._first)
+
+    def end_of(self, lineage: str, *, current: str) -> float | None:
+        """The entry with which a lineage ended, infinity for the current one; None for one of elsewhere."""
+        if lineage == current:
+            return float("inf")
+        names = [name for _, name in self._lineages]
+        following = names.index(lineage) + 1 if lineage in names else 0
+        return self._lineages[following][0] if following < len(self._lineages) else None
 
     def feed(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -144,22 +185,34 @@ class Verifier:
     def _problem(self, row: Row) -> str:
         if row.seq != self._seq + 1:
             return f"entry {self._seq + 1} is missing: the next one found is {row.seq}"
-        if link(self._hash, row.entry) != row.hash:
+        if self._key and link(self._hash, row.entry, self._key) == row.hash:
+            if not self._is_keyed and self._seq and not self._is_partial:
+                self.note(
+                    f"entries 1 to {self._seq} are from before the log had a key; whoever had the database"
+                    f" could rewrite them until entry {row.seq} was written"
+                )
+            self._is_keyed = True
+        elif self._is_keyed or link(self._hash, row.entry) != row.hash:
             return f"entry {row.seq} does not match its hash"
         try:
             entry = read(row)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeError) as error:
             return f"entry {row.seq} cannot be read: {error}"
         if entry.seq != row.seq:
             return f"entry {row.seq} says that it is number {entry.seq}"
         if entry.revision < self._revision:
             return f"entry {row.seq} goes back from revision {self._revision} to {entry.revision}"
         self._seq, self._hash, self._revision = row.seq, row.hash, entry.revision
+        self._first = min(self._first, row.seq)
+        if self._anchors and (anchor := (row.seq, row.hash.hex())) in self._anchors:
+            self._seen.add(anchor)
         for change in entry.changes:
             self._note(change)
         return ""
 
     def _note(self, change: Change) -> None:
+        if change.operation == "lineage":
+            self._lineages.append((self._seq, change.name.partition(" ")[0]))
         what, present = WRITTEN.get(change.operation, ("", False))
         key = (change.kind, change.scope, change.name)
         if present:
@@ -173,7 +226,10 @@ class Verifier:
             return
         expected = dict(self._content[what])
         for key, found in held:
-            if expected.pop(key, None) != found:
+            if self._is_partial and key not in expected:
+                continue
+            wanted = expected.pop(key, None)
+            if wanted != found and not (what == "secret" and wanted == ""):  # from before they had digests
                 self._broken = self._verdict(f"{what} {_spelt(key)} is not what was last written")
                 return
         if expected:
@@ -189,12 +245,14 @@ class Verifier:
             self._broken = self._verdict(problem, broken_seq=self._seq + 1)
         elif head.seq != self._seq or head.hash != self._hash:
             self._broken = self._verdict("the chain's end is not the one that was recorded")
-        elif head.revision != self._revision:
+        elif self._key and self._seq and not self._is_keyed:
+            self._broken = self._verdict("no entry of the chain is under this master key")
+        elif self._seq and head.revision != self._revision:
             problem = f"the store is at revision {head.revision}, its last entry at {self._revision}"
             self._broken = self._verdict(problem)
 
     def verdict(self) -> Verdict:
-        return self._broken or self._verdict("")
+        return replace(self._broken or self._verdict(""), notes=tuple(self._notes))
 
     def _verdict(self, problem: str, broken_seq: int | None = None) -> Verdict:
         return Verdict(
@@ -206,55 +264,13 @@ class Verifier:
         )
 
 
-def verify(rows: Iterable[Row], head: Head | None = None) -> Verdict:
+def verify(rows: Iterable[Row], head: Head | None = None, key: bytes = b"") -> Verdict:
     """Check a whole chain; with `head`, also that nothing was cut off its end."""
-    verifier = Verifier()
+    verifier = Verifier(key)
     verifier.feed(rows)
     if head is not None:
         verifier.check_head(head)
     return verifier.verdict()
-
-
-async def verify_file(path: Path) -> Verdict:
-    """Check the chain in a database file, read-only, whether or not a server is using it."""
-    return await asyncio.to_thread(_verify_file, path)
-
-
-def _verify_file(path: Path) -> Verdict:
-    if not path.is_file():
-        raise NotFound(f"there is no database at {path}")
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            database.execute("BEGIN")  # one snapshot for all that follows, while the server writes on
-            verifier = Verifier()
-            rows = database.execute(
-                "SELECT seq, CAST(hash AS BLOB), CAST(entry AS BLOB) FROM audit ORDER BY seq"
-            )
-            verifier.feed(Row(seq=seq, hash=hashed, entry=entry) for seq, hashed, entry in rows)
-            recorded = database.execute("SELECT revision, audit_seq, audit_hash FROM meta").fetchall()
-            # Without the record of its end, a chain that was cut would look like a whole one.
-            revision, seq, hashed = recorded[0] if len(recorded) == 1 else (0, 0, b"")
-            verifier.check_head(Head(revision=revision, seq=seq, hash=hashed))
-            for what, query in _HELD.items():
-                verifier.check_content(what, _held(database, query))
-            return verifier.verdict()
-    except sqlite3.OperationalError as error:
-        raise Unavailable(f"{path} cannot be read: {error}") from error
-    except sqlite3.DatabaseError as error:
-        raise IntegrityError(f"{path} is damaged: {error}") from error
-
-
-# Cast, because an edited column may have become text that cannot even be read as such.
-_HELD = {
-    "resource": "SELECT kind, scope, name, CAST(body AS BLOB) FROM resources",
-    "claim": "SELECT kind, scope, field || '=' || value, CAST(owner AS BLOB) FROM claims",
-    "secret": "SELECT '', '', name, NULL FROM secrets",
-}
-
-
-def _held(database: sqlite3.Connection, query: str) -> Iterator[tuple[Address, str]]:
-    for kind, scope, name, content in database.execute(query):
-        yield (kind, scope, name), "" if content is None else digest(content)
 
 
 def _spelt(key: Address) -> str:

@@ -37,9 +37,19 @@ class Session(Generic[M]):
     """One open stream. Iterate it for what is to be sent; it ends when the session is closed."""
 
     __slots__ = (
-        "_closed", "_flushing", "_limit", "_queue", "_sessions", "_wait", "agent", "principal", "reason",
-        "refused", "serial", "stream",
-    )  # fmt: skip
+        "_closed",
+        "_flushing",
+        "_limit",
+        "_queue",
+        "_sessions",
+        "_wait",
+        "agent",
+        "principal",
+        "reason",
+        "refused",
+        "serial",
+        "stream",
+    )
 
     def __init__(
         self, sessions: Sessions, agent: str, stream: str, *, limit: int, principal: str, serial: int | None
@@ -72,6 +82,11 @@ class Session(Generic[M]):
     @property
     def superseded(self) -> bool:
         return self.reason == SUPERSEDED
+
+    @property
+    def flushing(self) -> bool:
+        """Whether it was closed so that what is queued goes out first."""
+        return self._flushing
 
     @property
     def queued(self) -> int:

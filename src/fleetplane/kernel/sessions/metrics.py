@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fleetplane.kernel.sessions import Sessions
+from fleetplane.kernel.sessions.sessions import Sessions
 
 PREFIX = "fleetplane_sessions_"
 

@@ -1,0 +1,1 @@
+"""What a release of the agents is: signed documents, and which wheels fit which machine. Pure."""

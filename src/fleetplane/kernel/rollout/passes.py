@@ -1,0 +1,260 @@
+"""One pass over a rollout: from what is recorded, the facts and the time, what should happen. Pure.
+
+A pass first writes down what the facts say of each target, whatever the phase, and then acts if the phase
+lets it. Nothing is asked of a target unless its record says so first: whoever carries the pass out makes
+the records durable and then brings every target to what its record wants, which can be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from fleetplane.kernel.rollout import amounts
+from fleetplane.kernel.rollout.facts import Facts, Select, TargetFact, breach, has_data
+from fleetplane.kernel.rollout.pass_state import Decision, last_reason, with_fields
+from fleetplane.kernel.rollout.policy import Policy
+from fleetplane.kernel.rollout.retreating import Retreating
+from fleetplane.kernel.rollout.states import (
+    ACTOR,
+    ENDED,
+    Phase,
+    Status,
+    TargetRecord,
+    TargetState,
+    changed,
+)
+from fleetplane.kernel.rollout.waves import members
+from fleetplane.kernel.rollout.windows import opens_at_ns
+from fleetplane.kernel.values.times import NS, spelled
+
+__all__ = ["ACTOR", "Decision", "decide"]
+
+GATE_SECONDS = 5.0
+"""How often gates are measured while a wave soaks."""
+P, T = Phase, TargetState
+
+
+def decide(
+    policy: Policy,
+    to: str,
+    status: Status,
+    targets: Mapping[str, TargetRecord],
+    facts: Facts,
+    now_ns: int,
+    *,
+    select: Select,
+) -> Decision:
+    """What should happen to a rollout to the version `to`."""
+    if status.phase in ENDED:
+        return Decision(status=status, changes={})
+    work = _Pass(policy, to, status, dict(targets), facts, now_ns, select)
+    work.observe()
+    if facts.frozen:
+        work.status = msgspec.structs.replace(work.status, last_frozen_ns=now_ns)
+        work.wait("FROZEN", facts.frozen)
+    else:
+        work.act()
+    return work.decision(targets)
+
+
+class _Pass(Retreating):
+    """A whole pass: what the facts say, and then what the phase lets it do."""
+
+    __slots__ = ()
+
+    def act(self) -> None:
+        match self.status.phase:
+            case P.PAUSED:
+                self.wait("PAUSED", last_reason(self.status))
+            case P.HALTED:
+                self.halted()
+            case P.ROLLING_BACK:
+                self.roll_back()
+            case P.ABORTING:
+                self.abort()
+            case _:
+                self._forward()
+
+    def _forward(self) -> None:
+        if self.status.phase is P.PLANNED:
+            self.enter(P.WAITING, "planned")
+        while True:
+            phase = self.status.phase
+            match phase:
+                case P.WAITING:
+                    self._next_wave()
+                case P.MOVING:
+                    self._move()
+                case P.SOAKING:
+                    self._soak()
+                case P.HALTED:
+                    self.halted()
+                    return
+                case _:
+                    return
+            if self.status.phase is phase and (phase is not P.WAITING or self.reasons):
+                return
+
+    def _next_wave(self) -> None:
+        """Start the next wave, or say what that waits for."""
+        if self.halts():
+            return
+        number = self.status.wave + 1
+        if number > len(self.policy.waves):
+            self.finish(P.DONE, "every wave has passed")
+            return
+        unassigned = [
+            name for name in self.order() if self.targets[name].wave == 0 and self.is_in(name, T.PENDING)
+        ]
+        wave = self.policy.waves[number - 1]
+        if number < len(self.policy.waves):  # late-comers join the last
+            unassigned = [name for name in unassigned if not self.targets[name].late]
+        labels = {name: fact.labels for name, fact in self.facts.targets.items()}
+        chosen = members(wave, unassigned, labels, total=len(self.targets), select=self.select)
+        if not chosen and number < len(self.policy.waves):
+            self.set(wave=number)  # nobody is left for it: it is over
+            return
+        if not chosen and not self.any_in(T.PENDING, T.MOVING):
+            self.set(wave=number)
+            self.finish(P.DONE, "every target has its outcome")
+            return
+        if not self._may_start(number):
+            return
+        for name in chosen:
+            self.targets[name] = with_fields(self.targets[name], wave=number, turn_at_ns=self.now_ns)
+        self.set(wave=number, wave_started_at_ns=self.now_ns, soak_started_at_ns=0, soak_since_ns=0)
+        self.enter(P.MOVING, f"wave {number} ({wave}) started with {len(chosen)} targets")
+
+    def _may_start(self, number: int) -> bool:
+        opens_ns = opens_at_ns(self.policy.windows, self.now_ns)
+        if opens_ns is None:
+            self.wait("WINDOW", "none of the windows opens again")
+        elif opens_ns > self.now_ns:
+            message = f"wave {number} waits for its window, which opens at {spelled(opens_ns)}"
+            self.wait("WINDOW", message, until_ns=opens_ns)
+        if number in self.policy.approvals and number not in {one.wave for one in self.status.approvals}:
+            self.wait("APPROVAL", f"wave {number} waits for an approval")
+        return not self.reasons
+
+    def _move(self) -> None:
+        if self.halts():
+            return
+        number = self.status.wave
+        wave = [name for name in self.order() if self.targets[name].wave == number]
+        self._ask_more(len(wave))
+        if self._wave_is_complete(wave):
+            self.set(soak_started_at_ns=self.now_ns, soak_since_ns=0)
+            self.enter(P.SOAKING, f"every target of wave {number} that can be reached has its outcome")
+
+    def _ask_more(self, wave_size: int) -> None:
+        """Ask those whose wave has started and who are connected, as many as may be in flight."""
+        in_flight = sum(one.state is T.MOVING for one in self.targets.values())
+        room = amounts.room(self.policy.max_in_flight, wave_size) - in_flight
+        for name in self.order():
+            if room <= 0:
+                break
+            record, fact = self.targets[name], self.facts.targets.get(name)
+            if record.wave and record.state is T.PENDING and fact is not None and fact.online:
+                self._ask(name, record, fact)
+                room -= 1
+
+    def _ask(self, name: str, record: TargetRecord, fact: TargetFact) -> None:
+        self.targets[name] = changed(
+            record,
+            T.MOVING,
+            moved=True,
+            asked_at_ns=self.now_ns,
+            reachable_since_ns=self.now_ns,
+            was_healthy=fact.healthy,
+            attempts=record.attempts + 1,
+            error="",
+            forgiven=False,
+        )
+        self.asked.append(name)
+        self.look_at_ns(self.now_ns + round(self.policy.confirm_seconds * NS))
+
+    def _wave_is_complete(self, wave: list[str]) -> bool:
+        """Whether the soak can begin; else what the wave waits for, or why it halts."""
+        number = self.status.wave
+        considered = self.targets if self.is_last_wave else wave
+        open_names = [name for name in considered if self.is_in(name, T.PENDING, T.MOVING)]
+        away = [name for name in open_names if not self.online(name)]
+        if len(away) < len(open_names):
+            left = len(open_names) - len(away)
+            self.wait("MOVING", f"{left} targets of wave {number} have not confirmed yet")
+            return False
+        lost = [
+            name for name in wave if self.is_in(name, T.NOT_DELIVERED) and not self.targets[name].forgiven
+        ]
+        if self.is_last_wave:
+            if away:
+                self.wait("OFFLINE", f"{len(away)} targets are not connected")
+            return not away
+        missing = len(away) + len(lost)
+        confirmed = any(self.is_in(name, T.CONFIRMED) for name in wave)
+        unforgiven = any(self.is_in(name, T.FAILED) and not self.targets[name].forgiven for name in wave)
+        if amounts.exceeds(missing, self.policy.max_offline, len(wave)):
+            why = (
+                f"{missing} of {len(wave)} targets of wave {number} are not connected or were not reached; "
+                f"it may go on without {self.policy.max_offline}"
+            )
+        elif not confirmed and (missing or unforgiven):
+            why = f"no target of wave {number} has confirmed"
+        else:
+            return True
+        if away:
+            self.wait("OFFLINE", why)
+        else:
+            self.halt("NOT_DELIVERED" if missing else "NONE_CONFIRMED", why)
+        return False
+
+    def _soak(self) -> None:
+        if self.halts():
+            return
+        self._ask_more(sum(one.wave == self.status.wave for one in self.targets.values()))
+        broken = self._broken()
+        end_ns = self.status.soak_started_at_ns + round(self.policy.max_soak_seconds * NS)
+        if broken:
+            if self.status.soak_since_ns:
+                self.set(soak_since_ns=0)
+            at_once = [text for text, halts in broken if halts]
+            if at_once or end_ns <= self.now_ns:
+                for text in at_once or [text for text, _ in broken]:
+                    self.halt("GATE", text)
+                return
+            for text, _ in broken:
+                self.wait("SOAKING", text, until_ns=min(end_ns, self._poll_ns()))
+            return
+        if not self.status.soak_since_ns:
+            self.set(soak_since_ns=self.now_ns)
+        done_ns = self.status.soak_since_ns + round(self.policy.soak_seconds * NS)
+        if done_ns > self.now_ns:
+            message = f"wave {self.status.wave} soaks until {spelled(done_ns)}"
+            self.wait(
+                "SOAKING", message, until_ns=min(done_ns, self._poll_ns()) if self.policy.gates else done_ns
+            )
+        elif self.is_last_wave:
+            self.finish(P.DONE, "every wave has passed")
+        else:
+            self.enter(P.WAITING, f"wave {self.status.wave} has passed")
+
+    def _poll_ns(self) -> int:
+        return self.now_ns + round(GATE_SECONDS * NS)
+
+    def _broken(self) -> list[tuple[str, bool]]:
+        """What does not hold now, each with whether it halts at once."""
+        ill = sum(one.unhealthy_since_ns > 0 for one in self.targets.values() if one.state is T.CONFIRMED)
+        found = [(f"{ill} targets that have moved are unhealthy", False)] if ill else []
+        wave = [name for name, one in self.targets.items() if one.wave == self.status.wave]
+        away = sum(self.is_in(name, T.CONFIRMED) and not self.online(name) for name in wave)
+        if amounts.exceeds(away, self.policy.max_offline, len(wave)):
+            found.append(
+                (f"{away} targets of wave {self.status.wave} that have moved are not connected", False)
+            )
+        for gate in self.policy.gates:
+            reading = self.facts.gates.get(gate.name)
+            if text := breach(gate, reading):
+                found.append((text, gate.halts and has_data(gate, reading)))
+        return found

@@ -1,0 +1,1 @@
+"""Databases behind the store: one module set each, one contract for all."""

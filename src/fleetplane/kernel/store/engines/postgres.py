@@ -1,0 +1,338 @@
+"""The PostgreSQL engine: several servers on one database, one of which writes.
+
+A group is one call of a function in the database (`postgres_schema.py`). Writing, renewing and reading have
+connections of their own, so that none waits for another. A commit is never cancelled nor given a time-out:
+with a synchronous standby missing, either would make it visible although it is not replicated. Whoever
+goes away closes the socket, and the doubt is settled later.
+"""
+
+# ruff: noqa: S608  # every part of a statement is a constant of this module
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+import asyncpg
+
+from fleetplane import __version__
+from fleetplane.kernel.audit import chain as audit
+from fleetplane.kernel.errors import IntegrityError
+from fleetplane.kernel.store.engine import (
+    Author,
+    ClaimRow,
+    Contents,
+    GroupPage,
+    HistoryPage,
+    LoggedGroup,
+    LogRow,
+    Mark,
+    Outcome,
+    ResourceRow,
+    WriteGroup,
+)
+from fleetplane.kernel.store.engines.postgres_line import LOADER, Line, connect, translated
+from fleetplane.kernel.store.engines.postgres_upgrade import bring_up_to_date
+from fleetplane.kernel.store.servers.engine import Renewal
+
+READERS = 3
+LOAD_PAGE_ROWS = 1000
+WRITER = {"lock_timeout": "5000", "tcp_user_timeout": "3000", "idle_in_transaction_session_timeout": "1000"}
+"""In milliseconds. A lock is waited for longer than it takes to free it from one who went away."""
+READER = {**LOADER, "statement_timeout": "10000", "idle_in_transaction_session_timeout": "1000"}
+
+_CHANGE = ", ".join(LogRow._fields)
+_GROUP = "number, revision, compacted, audit_seq, audit_hash, term, server, boot, group_id, at_ns"
+_HEAD = f"SELECT {_GROUP} FROM groups ORDER BY number DESC LIMIT 1"
+_COMMIT = f"SELECT * FROM commit_group({', '.join(f'${n}' for n in range(1, 44))})"
+
+
+class PostgresEngine:
+    def __init__(self, url: str, readers: asyncpg.Pool[Any]) -> None:
+        self._url = url
+        self._readers = readers
+        self._writer = Line(url, WRITER)
+        self._seat = Line(url, WRITER)
+
+    def __repr__(self) -> str:
+        return "<PostgresEngine>"
+
+    @classmethod
+    async def open(cls, url: str, *, first_revision: int = 0) -> Self:
+        with translated():
+            await bring_up_to_date(url, first_revision)
+            readers = await asyncpg.create_pool(url, min_size=1, max_size=READERS, server_settings=READER)
+        return cls(url, readers)
+
+    async def close(self) -> None:
+        await self._writer.close()
+        await self._seat.close()
+        self._readers.terminate()
+
+    # Writing.
+
+    async def commit(self, group: WriteGroup) -> Outcome:
+        return _outcome(await self._writer.row(_COMMIT, *_arguments(group)))
+
+    async def settle(self, before: Mark, group_id: bytes, author: Author) -> Outcome:
+        row = await self._writer.row(
+            "SELECT * FROM settle_group($1, $2, $3, $4, $5)",
+            before.number,
+            group_id,
+            author.term,
+            author.server,
+            author.boot,
+        )
+        return _outcome(row)
+
+    async def trim(self, limit: int) -> int:
+        """Beside the writer, and not under its lock."""
+        async with self._reading() as reader:
+            compacted = (await _mark(reader)).compacted
+            first = await reader.fetchval(
+                "SELECT number FROM groups WHERE revision >= $1 ORDER BY number LIMIT 1", compacted
+            )
+            gone = await reader.fetch(
+                "DELETE FROM log WHERE (number, position) IN (SELECT number, position FROM log"
+                " WHERE number < $1 ORDER BY number, position LIMIT $2) RETURNING number",
+                first,
+                limit,
+            )
+            left = await reader.fetchval("SELECT min(number) FROM log")
+            keep = first if left is None else min(first, left)
+            await reader.execute("DELETE FROM groups WHERE number < $1", keep)
+            return len(gone)
+
+    # Which server writes.
+
+    async def enlist(self, server: str) -> int:
+        row = await self._seat.row(
+            "INSERT INTO servers (id, boot, renewed_at, version) VALUES ($1, 1, clock_timestamp(), $2)"
+            " ON CONFLICT (id) DO UPDATE SET boot = servers.boot + 1, renewed_at = clock_timestamp(),"
+            " version = excluded.version RETURNING boot",
+            server,
+            __version__,
+        )
+        return int(row["boot"])
+
+    async def renew(self, author: Author, number: int = 0) -> Renewal:
+        row = await self._seat.row(
+            f"WITH head AS ({_HEAD}),"
+            " renewed AS (UPDATE servers SET renewed_at = clock_timestamp(), number = $4"
+            " WHERE id = $1 AND boot = $2 AND ($3 = 0 OR $3 = (SELECT term FROM head)) RETURNING id)"
+            " SELECT EXISTS (SELECT 1 FROM renewed) AS alive, server, boot, term,"
+            " (extract(epoch FROM clock_timestamp()) * 1000000000)::bigint AS now_ns FROM head",
+            *author,
+            number,
+        )
+        holder = Author(row["server"], row["boot"], row["term"])
+        return Renewal(alive=row["alive"], holder=holder, now_ns=row["now_ns"])
+
+    async def take_over(self, before: Mark, author: Author, life_seconds: float) -> Outcome:
+        row = await self._seat.row(
+            "SELECT * FROM take_over($1, $2, $3, $4)", before.number, author.server, author.boot, life_seconds
+        )
+        return _outcome(row)
+
+    async def leave(self, author: Author) -> None:
+        await self._seat.row(
+            "UPDATE servers SET renewed_at = 'epoch' WHERE id = $1 AND boot = $2 RETURNING id", *author[:2]
+        )
+
+    # Reading.
+
+    @asynccontextmanager
+    async def _reading(self, *, snapshot: bool = False) -> AsyncIterator[Any]:
+        """A connection; with a snapshot, all that is read through it is of one moment."""
+        with translated():
+            async with self._readers.acquire() as reader:
+                if not snapshot:
+                    yield reader
+                    return
+                async with reader.transaction(isolation="repeatable_read", readonly=True):
+                    yield reader
+
+    async def mark(self) -> Mark:
+        async with self._reading() as reader:
+            return await _mark(reader)
+
+    async def lineage(self) -> str:
+        async with self._reading() as reader:
+            return str(await reader.fetchval("SELECT lineage FROM meta"))
+
+    async def replaced(self) -> Sequence[str]:
+        async with self._reading() as reader:
+            found: str = await reader.fetchval("SELECT replaced FROM meta")
+            return found.split()
+
+    @asynccontextmanager
+    async def load(self, kinds: Sequence[str]) -> AsyncIterator[Contents]:
+        with translated():
+            reader = await connect(self._url, LOADER)
+            try:
+                async with reader.transaction(isolation="repeatable_read", readonly=True):
+                    found = await reader.fetchrow("SELECT lineage, first_revision FROM meta")
+                    if found is None:
+                        raise IntegrityError("the database has no lineage")
+                    yield Contents(
+                        mark=await _mark(reader),
+                        lineage=found["lineage"],
+                        first_revision=found["first_revision"],
+                        kinds=dict(await reader.fetch("SELECT kind, revision FROM kinds")),
+                        claims=[ClaimRow(*row) for row in await reader.fetch("SELECT * FROM claims")],
+                        resources=_resources(reader, kinds),
+                    )
+            finally:
+                reader.terminate()
+
+    async def resource(self, kind: str, scope: str, name: str) -> ResourceRow | None:
+        query = "SELECT * FROM resources WHERE kind = $1 AND scope = $2 AND name = $3"
+        async with self._reading() as reader:
+            row = await reader.fetchrow(query, kind, scope, name)
+            return None if row is None else ResourceRow(*row)
+
+    async def groups(self, *, after: int, limit: int) -> GroupPage:
+        rows: dict[int, list[LogRow]] = {}
+        within = "number > $1 AND number <= $2"
+        query = f"SELECT number, {_CHANGE} FROM log WHERE {within} ORDER BY number, position"
+        async with self._reading(snapshot=True) as reader:
+            head = await _mark(reader)
+            last = head.number
+            found = await reader.fetch(f"{query} LIMIT $3", after, last, limit)
+            if len(found) == limit:  # of the last there may be more
+                last = max(found[0]["number"], found[-1]["number"] - 1)
+                found = await reader.fetch(query, after, last)
+            listed = await reader.fetch(
+                f"SELECT {_GROUP} FROM groups WHERE number BETWEEN $1 AND $2 ORDER BY number LIMIT $3",
+                after,
+                last,
+                limit + 1,
+            )
+        for number, *row in found:
+            rows.setdefault(number, []).append(LogRow(*row))
+        groups = [_logged(row, rows.get(row["number"], ())) for row in listed]
+        before = groups.pop(0).mark if groups and groups[0].mark.number == after else None
+        return GroupPage(head=head, before=before, groups=groups)
+
+    async def history(self, kind: str, *, after: int, until: int, limit: int) -> HistoryPage:
+        within = "kind = $1 AND revision > $2 AND revision <= $3"
+        query = f"SELECT {_CHANGE} FROM log WHERE {within} ORDER BY revision"
+        async with self._reading(snapshot=True) as reader:  # one for the horizon and the events
+            compacted = (await _mark(reader)).compacted
+            given = (kind, max(after, compacted), until)
+            found = [LogRow(*row) for row in await reader.fetch(f"{query} LIMIT $4", *given, limit + 1)]
+            if (complete := len(found) <= limit) is False:
+                last = found[-1].transaction
+                whole = [row for row in found if row.transaction != last]
+                if not whole:  # one that is larger than a page
+                    rows = [LogRow(*row) for row in await reader.fetch(query, *given)]
+                    whole = [row for row in rows if row.transaction == rows[0].transaction]
+                found = whole
+        return HistoryPage(compacted=compacted, events=found, complete=complete)
+
+    async def history_bytes(self) -> int:
+        async with self._reading(snapshot=True) as reader:
+            query = "SELECT coalesce(sum(length(body)), 0)::bigint FROM log WHERE revision > $1"
+            return int(await reader.fetchval(query, (await _mark(reader)).compacted))
+
+    async def history_horizon(self, size_bytes: int) -> int:
+        query = (
+            "SELECT min(revision) FROM (SELECT revision, sum(length(body)) OVER (ORDER BY revision) AS size"
+            " FROM log WHERE revision > $1) AS running WHERE size >= $2"
+        )
+        async with self._reading(snapshot=True) as reader:
+            return await reader.fetchval(query, (await _mark(reader)).compacted, size_bytes) or 0
+
+    async def secret(self, name: str) -> bytes | None:
+        async with self._reading() as reader:
+            found: bytes | None = await reader.fetchval("SELECT blob FROM secrets WHERE name = $1", name)
+            return found
+
+    async def secret_names(self, prefix: str) -> Sequence[str]:
+        query = 'SELECT name FROM secrets WHERE starts_with(name, $1) ORDER BY name COLLATE "C"'
+        async with self._reading() as reader:
+            return [row["name"] for row in await reader.fetch(query, prefix)]
+
+    async def audit_row(self, seq: int) -> audit.Row | None:
+        async with self._reading() as reader:
+            row = await reader.fetchrow("SELECT seq, hash, entry FROM audit WHERE seq = $1", seq)
+            return None if row is None else audit.Row(**row)
+
+    async def audit(self, *, after: int = 0) -> AsyncGenerator[Sequence[audit.Row], None]:
+        """In pages by number: nothing holds a snapshot for as long as its reader likes."""
+        query = "SELECT seq, hash, entry FROM audit WHERE seq > $1 ORDER BY seq LIMIT $2"
+        while True:
+            async with self._reading() as reader:
+                page = [audit.Row(**row) for row in await reader.fetch(query, after, LOAD_PAGE_ROWS)]
+            if not page:
+                return
+            yield page
+            after = page[-1].seq
+
+
+async def _resources(reader: Any, kinds: Sequence[str]) -> AsyncGenerator[Sequence[ResourceRow], None]:
+    cursor = await reader.cursor("SELECT * FROM resources WHERE kind = ANY($1)", list(kinds))
+    while page := await cursor.fetch(LOAD_PAGE_ROWS):
+        yield [ResourceRow(*row) for row in page]
+
+
+async def _mark(reader: Any) -> Mark:
+    row = await reader.fetchrow(_HEAD)
+    if row is None:
+        raise IntegrityError("the database has no revision")
+    return _after(row)
+
+
+def _after(row: Any) -> Mark:
+    return Mark(
+        number=row["number"],
+        revision=row["revision"],
+        compacted=row["compacted"],
+        audit_seq=row["audit_seq"],
+        audit_hash=row["audit_hash"],
+    )
+
+
+def _author(row: Any) -> Author:
+    return Author(row["server"], row["boot"], row["term"])
+
+
+def _outcome(row: Any) -> Outcome:
+    return Outcome(written=row["written"], mark=_after(row), author=_author(row), now_ns=row["now_ns"])
+
+
+def _logged(row: Any, changes: Sequence[LogRow]) -> LoggedGroup:
+    return LoggedGroup(
+        id=row["group_id"], author=_author(row), mark=_after(row), log=changes, at_ns=row["at_ns"]
+    )
+
+
+def _arguments(group: WriteGroup) -> list[object]:
+    """In the order of the function's."""
+    after, author, cut = group.after, group.author, group.cut
+    return [
+        group.before.number,
+        author.term,
+        author.server,
+        author.boot,
+        group.id,
+        after.revision,
+        after.compacted,
+        after.audit_seq,
+        after.audit_hash,
+        *_columns(group.puts, 5),
+        *_columns(group.deletes, 3),
+        *_columns(group.log, 6),
+        *_columns(group.kinds, 2),
+        *_columns(group.releases, 4),
+        *_columns(group.claims, 5),
+        *_columns(group.secrets, 3),
+        *_columns(group.secret_deletes, 1),
+        *_columns([(row.seq, row.hash, row.entry) for row in group.audit], 3),
+        None if cut is None else cut.seq,
+        None if cut is None else cut.checkpoint,
+    ]
+
+
+def _columns(rows: Sequence[tuple[object, ...]], width: int) -> list[list[object]]:
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]

@@ -1,0 +1,158 @@
+"""What PostgreSQL has besides the tables of every engine: who is alive, and the calls that write.
+
+A call takes a lock inside the database, looks where the log ends, and writes or does not; the lock never
+waits for a client. The functions are volatile PL/pgSQL, in which every statement sees what was committed
+before it began: lock and read in one statement would return a new head without what it changed.
+"""
+
+# ruff: noqa: S608  # every part of a statement is a constant of this module
+from __future__ import annotations
+
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from fleetplane.kernel.store import schema
+
+LOCK = 0x666C6565
+"""With the schema, names the lock that orders all writes."""
+
+_HEAD = """number bigint, revision bigint, compacted bigint, audit_seq bigint, audit_hash bytea,
+ term bigint, server text, boot bigint"""
+
+_LOCK = f"PERFORM pg_advisory_xact_lock({LOCK}, hashtext(current_schema()));"
+_READ = "SELECT g.* INTO STRICT head FROM groups g ORDER BY g.number DESC LIMIT 1;"
+_NOW = "(extract(epoch FROM clock_timestamp()) * 1000000000)::bigint"
+
+
+def _answer(written: str) -> str:
+    """The head, read anew."""
+    return (
+        f"RETURN QUERY SELECT {written}, g.number, g.revision, g.compacted, g.audit_seq, g.audit_hash,"
+        f" g.term, g.server, g.boot, {_NOW} FROM groups g ORDER BY g.number DESC LIMIT 1; RETURN;"
+    )
+
+
+_RETURNS = f"RETURNS TABLE (written boolean, {_HEAD}, now_ns bigint) LANGUAGE plpgsql VOLATILE"
+
+COMMIT_GROUP = f"""
+CREATE FUNCTION commit_group(
+ expected bigint, n_term bigint, n_server text, n_boot bigint, n_id bytea,
+ n_revision bigint, n_compacted bigint, n_seq bigint, n_hash bytea,
+ put_kind text[], put_scope text[], put_name text[], put_revision bigint[], put_body bytea[],
+ del_kind text[], del_scope text[], del_name text[],
+ log_revision bigint[], log_ordinal integer[], log_type text[], log_kind text[], log_scope text[],
+ log_body bytea[],
+ kind_name text[], kind_revision bigint[],
+ rel_kind text[], rel_scope text[], rel_field text[], rel_value text[],
+ claim_kind text[], claim_scope text[], claim_field text[], claim_value text[], claim_owner text[],
+ secret_name text[], secret_blob bytea[], secret_version bigint[], secret_gone text[],
+ entry_seq bigint[], entry_hash bytea[], entry_text bytea[], cut_seq bigint, cut_checkpoint text
+) {_RETURNS} AS $$
+#variable_conflict use_column
+DECLARE head groups%ROWTYPE;
+BEGIN
+ {_LOCK}
+ {_READ}
+ IF head.number <> expected OR head.term <> n_term THEN
+  {_answer("false")}
+ END IF;
+ INSERT INTO groups VALUES (expected + 1, n_revision, n_compacted, n_seq, n_hash, n_term, n_server, n_boot,
+  n_id, {_NOW});
+ INSERT INTO resources SELECT * FROM unnest(put_kind, put_scope, put_name, put_revision, put_body)
+  ON CONFLICT (kind, scope, name) DO UPDATE SET revision = excluded.revision, body = excluded.body;
+ IF cardinality(del_kind) > 0 THEN
+  DELETE FROM resources r USING unnest(del_kind, del_scope, del_name) AS d(kind, scope, name)
+   WHERE r.kind = d.kind AND r.scope = d.scope AND r.name = d.name;
+ END IF;
+ INSERT INTO log SELECT expected + 1, l.position - 1, l.revision, l.ordinal, l.type, l.kind, l.scope, l.body
+  FROM unnest(log_revision, log_ordinal, log_type, log_kind, log_scope, log_body) WITH ORDINALITY
+  AS l(revision, ordinal, type, kind, scope, body, position);
+ INSERT INTO kinds SELECT * FROM unnest(kind_name, kind_revision)
+  ON CONFLICT (kind) DO UPDATE SET revision = excluded.revision;
+ IF cardinality(rel_kind) > 0 THEN
+  DELETE FROM claims c USING unnest(rel_kind, rel_scope, rel_field, rel_value) AS d(kind, scope, field, value)
+   WHERE c.kind = d.kind AND c.scope = d.scope AND c.field = d.field AND c.value = d.value;
+ END IF;
+ INSERT INTO claims SELECT * FROM unnest(claim_kind, claim_scope, claim_field, claim_value, claim_owner);
+ IF cardinality(secret_name) > 0 THEN
+  INSERT INTO secrets SELECT * FROM unnest(secret_name, secret_blob, secret_version)
+   ON CONFLICT (name) DO UPDATE SET blob = excluded.blob, version = excluded.version;
+ END IF;
+ DELETE FROM secrets s WHERE s.name = ANY(secret_gone);
+ INSERT INTO audit SELECT * FROM unnest(entry_seq, entry_hash, entry_text);
+ IF cut_seq IS NOT NULL THEN
+  DELETE FROM audit a WHERE a.seq <= cut_seq;
+  UPDATE meta SET audit_cut = cut_checkpoint;
+ END IF;
+ {_answer("true")}
+END $$
+"""
+
+SETTLE_GROUP = f"""
+CREATE FUNCTION settle_group(expected bigint, n_id bytea, n_term bigint, n_server text, n_boot bigint)
+{_RETURNS} AS $$
+#variable_conflict use_column
+DECLARE head groups%ROWTYPE;
+BEGIN
+ {_LOCK}
+ {_READ}
+ IF head.number = expected AND head.term = n_term THEN
+  INSERT INTO groups VALUES (expected + 1, head.revision, head.compacted, head.audit_seq, head.audit_hash,
+   n_term, n_server, n_boot, ''::bytea, {_NOW});
+ END IF;
+ {_answer("EXISTS (SELECT 1 FROM groups f WHERE f.number = expected + 1 AND f.group_id = n_id)")}
+END $$
+"""
+
+# A later boot of the server that wrote last replaces it at once: there is one process of each name. Others
+# wait as if the earlier one were alive, which may not have heard yet that it has ended.
+TAKE_OVER = f"""
+CREATE FUNCTION take_over(expected bigint, n_server text, n_boot bigint, life_seconds double precision)
+{_RETURNS} AS $$
+#variable_conflict use_column
+DECLARE head groups%ROWTYPE;
+BEGIN
+ {_LOCK}
+ {_READ}
+ IF head.number <> expected
+  OR NOT EXISTS (SELECT 1 FROM servers s WHERE s.id = n_server AND s.boot = n_boot)
+  OR EXISTS (SELECT 1 FROM servers s WHERE s.id = head.server AND (s.boot = head.boot OR s.id <> n_server)
+   AND s.renewed_at > clock_timestamp() - make_interval(secs => life_seconds)) THEN
+  {_answer("false")}
+ END IF;
+ INSERT INTO groups VALUES (expected + 1, head.revision, head.compacted, head.audit_seq, head.audit_hash,
+  head.term + 1, n_server, n_boot, ''::bytea, {_NOW});
+ UPDATE servers s SET renewed_at = clock_timestamp() WHERE s.id = n_server;
+ {_answer("true")}
+END $$
+"""
+
+FUNCTIONS = {"commit_group": COMMIT_GROUP, "settle_group": SETTLE_GROUP, "take_over": TAKE_OVER}
+"""Made anew with every change of the schema: they are of the version that runs, and no data."""
+
+SERVERS = """
+CREATE TABLE servers (
+ id text PRIMARY KEY, boot bigint NOT NULL, renewed_at timestamptz NOT NULL,
+ version text NOT NULL DEFAULT '', number bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50)
+"""
+
+TUNING = (
+    "ALTER TABLE resources SET (fillfactor = 80)",
+    # Appended and trimmed: by threshold, not by share of a table that is mostly the same.
+    *(
+        f"ALTER TABLE {table} SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000)"
+        for table in ("log", "groups")
+    ),
+)
+
+
+def statements() -> list[str]:
+    """Everything that an empty schema needs, in order."""
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    made: list[str] = []
+    for table in schema.METADATA.sorted_tables:
+        made.append(str(CreateTable(table).compile(dialect=dialect)))
+        made += [str(CreateIndex(index).compile(dialect=dialect)) for index in table.indexes]
+    made.append("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+    return [*made, SERVERS, *TUNING, *FUNCTIONS.values()]

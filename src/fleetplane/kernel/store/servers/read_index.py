@@ -1,0 +1,67 @@
+"""Reading on a server that stands by what is true now, not what was true when it last looked.
+
+Whoever reads asks the database first where the log ends, and waits until memory has got there: what was
+acknowledged before the read began, on whichever server, is seen by it. Those who ask at the same time share
+one question. A database that was cut off and replaced could still be asked; so its answer counts only while
+this server's own renewal, which is a commit, is recent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import Unavailable
+from fleetplane.kernel.store.applier import Applier
+from fleetplane.kernel.store.servers.engine import SharedEngine
+from fleetplane.kernel.store.servers.follower import Follower
+from fleetplane.kernel.store.servers.seat import Seat
+
+FRESH_SECONDS = 3.0
+"""How old this server's last renewal may be: six looks."""
+
+
+class ReadIndex:
+    def __init__(
+        self, engine: SharedEngine, applier: Applier, follower: Follower, seat: Seat, clock: Clock
+    ) -> None:
+        self._engine = engine
+        self._applier = applier
+        self._follower = follower
+        self._seat = seat
+        self._clock = clock
+        self._asked = 0
+        self._answered = 0
+        """The last question that was asked before the last look began."""
+        self._looking = asyncio.Lock()  # guards: one look at a time, so that the next serves all who wait
+        self.looks = 0
+
+    def __repr__(self) -> str:
+        return f"<ReadIndex asked={self._asked} looks={self.looks}>"
+
+    @property
+    def silent_seconds(self) -> float:
+        """Since the last renewal of this server that was answered was sent."""
+        return self._clock.monotonic() - self._seat.heard
+
+    async def confirm(self) -> None:
+        """Return once memory has everything that was committed before this was asked."""
+        self._asked += 1
+        mine = self._asked
+        async with self._looking:
+            if self._answered < mine:
+                covered = self._asked
+                await self._look()
+                self._answered = covered
+        if self.silent_seconds > FRESH_SECONDS:
+            raise Unavailable(
+                f"this server could not renew its seat for {self.silent_seconds:.0f} seconds: what it knows"
+                " may be out of date",
+                hint="ask another server",
+            )
+
+    async def _look(self) -> None:
+        self.looks += 1
+        head = await self._engine.mark()
+        if head.number != self._applier.mark.number:
+            await self._follower.catch_up()
