@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog
 import uvloop
-from rpc.targets import KINDS, Certificates, Target, make_certificates, open_target
+from support.rpc.targets import KINDS, Certificates, Target, make_certificates, open_target
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

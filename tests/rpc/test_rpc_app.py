@@ -13,9 +13,9 @@ import pytest
 import structlog.testing
 from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
-from rpc.asgi_driver import GRPC_HEADERS, Answer, drive, scope
-from rpc.probe import SERVICE, Probe, Value, service_descriptor
-from rpc.targets import ACCESS, LOCAL, USE, make_app, rows
+from support.rpc.asgi_driver import GRPC_HEADERS, Answer, drive, scope
+from support.rpc.probe import SERVICE, Probe, Value, service_descriptor
+from support.rpc.targets import ACCESS, LOCAL, USE, make_app, rows
 
 from fleetplane.kernel.access import Permission, Principal
 from fleetplane.kernel.clock import SystemClock
@@ -31,8 +31,8 @@ from fleetplane.rpc import (
     Rate,
     RpcLimits,
 )
-from fleetplane.rpc.framing import prefix
-from fleetplane.rpc.metadata import decode_binary
+from fleetplane.rpc.serving.framing import prefix
+from fleetplane.rpc.serving.metadata import decode_binary
 
 UNARY = f"/{SERVICE}/Unary"
 DOWN = f"/{SERVICE}/Down"
@@ -423,7 +423,7 @@ async def test_draining_refuses_new_calls_and_lets_running_ones_finish() -> None
     app = make_app(probe)
     held = asyncio.create_task(drive(app, scope(UNARY, [*GRPC_HEADERS, (b"behave", b"hold")]), HELLO))
     await probe.journal.wait_for("holding")
-    draining = asyncio.create_task(app.drain(5.0))
+    draining = asyncio.create_task(app.drain(60.0))
     await asyncio.sleep(0)
     assert (await drive(app, scope(UNARY), HELLO)).code == 14
     probe.journal.release.set()

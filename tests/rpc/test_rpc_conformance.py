@@ -13,8 +13,8 @@ from typing import Any
 
 import grpc
 import pytest
-from rpc.probe import SERVICE, Value
-from rpc.targets import Target
+from support.rpc.probe import SERVICE, Value
+from support.rpc.targets import Target
 
 Code = grpc.StatusCode
 
@@ -250,7 +250,7 @@ async def test_metadata_travels_both_ways_binary_included(target: Target) -> Non
 
 async def test_initial_metadata_goes_out_before_the_first_message(target: Target) -> None:
     call = target.down()(Value(), metadata=behave("initial"))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert ("x-initial", "early") in tuple(await call.initial_metadata())
     target.journal.release.set()
     assert await collect(call) == [b"0", b"1", b"2"]
@@ -300,9 +300,11 @@ async def test_an_answer_is_compressed_when_the_handler_asks(target: Target) -> 
 
 
 async def test_a_handler_knows_its_deadline(target: Target) -> None:
-    call = target.unary()(Value(), timeout=30, metadata=behave("remaining"))
+    call = target.unary()(Value(), timeout=1000, metadata=behave("remaining"))
     await call
-    assert dict(await call.trailing_metadata())["x-remaining"] == "30"
+    remaining = str(dict(await call.trailing_metadata())["x-remaining"])
+    # On its way a deadline is rounded up: a moment over 1,000 seconds is sent as 1,010.
+    assert 900 < int(remaining) <= 1010, "but for what it took to get there"
 
 
 async def test_without_a_deadline_there_is_none(target: Target) -> None:
@@ -312,25 +314,37 @@ async def test_without_a_deadline_there_is_none(target: Target) -> None:
     assert remaining == "none" if target.ours else True
 
 
+DEADLINES_SECONDS = (0.3, 3.0, 30.0)
+"""The first is long enough unless the machine is busy, on which a call may end before its handler begins."""
+
+
 @pytest.mark.parametrize("kind", ["unary", "down", "both"])
 async def test_a_deadline_cancels_the_handler_and_its_cleanup_runs(target: Target, kind: str) -> None:
+    hold = behave("hold")
     calls: dict[str, Any] = {
-        "unary": lambda: target.unary()(Value(), timeout=0.3, metadata=behave("hold")),
-        "down": lambda: collect(target.down()(Value(), timeout=0.3, metadata=behave("hold"))),
-        "both": lambda: collect(target.both()(messages(b"x"), timeout=0.3, metadata=behave("hold"))),
+        "unary": lambda seconds: target.unary()(Value(), timeout=seconds, metadata=hold),
+        "down": lambda seconds: collect(target.down()(Value(), timeout=seconds, metadata=hold)),
+        "both": lambda seconds: collect(target.both()(messages(b"x"), timeout=seconds, metadata=hold)),
     }
-    error = await failure(calls[kind]())
-    assert error.code() is Code.DEADLINE_EXCEEDED
+    for seconds in DEADLINES_SECONDS:
+        error = await failure(calls[kind](seconds))
+        assert error.code() is Code.DEADLINE_EXCEEDED
+        if "holding" in target.journal.entries:
+            break
     await target.journal.wait_for("cleaned up")
     await target.journal.wait_for("done callback")
     assert "cancelled" in target.journal.entries
 
 
 async def test_a_deadline_ends_a_stream_after_messages(target: Target) -> None:
-    received, error = await stream_failure(
-        target.down()(Value(value=b"2"), timeout=0.3, metadata=behave("hold-after"))
-    )
-    assert (received, error.code()) == ([b"0", b"1"], Code.DEADLINE_EXCEEDED)
+    for seconds in DEADLINES_SECONDS:
+        received, error = await stream_failure(
+            target.down()(Value(value=b"2"), timeout=seconds, metadata=behave("hold-after"))
+        )
+        assert error.code() is Code.DEADLINE_EXCEEDED
+        if len(received) == 2:
+            break
+    assert received == [b"0", b"1"]
     await target.journal.wait_for("cleaned up")
 
 
@@ -376,7 +390,7 @@ async def test_a_handler_whose_own_task_fails_or_is_cancelled_ends_with_a_status
     target: Target, behaviour: str
 ) -> None:
     error = await failure(
-        target.unary()(Value(), timeout=2 if target.ours else 0.2, metadata=behave(behaviour))
+        target.unary()(Value(), timeout=60 if target.ours else 0.2, metadata=behave(behaviour))
     )
     assert error.code() is expected(target, behaviour)
     assert (await target.unary()(Value(value=b"next"))).value == b"next"

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import gzip
 import itertools
+import struct
 import zlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetplane.rpc.framing import (
+from fleetplane.rpc.serving.framing import (
+    CUT_HEAD_BYTES,
     DEFLATE,
     GZIP,
     IDENTITY,
+    CutMessage,
     Framed,
     FrameDecoder,
     FramingError,
@@ -125,3 +128,24 @@ def test_framed_is_immutable_and_compares_by_its_bytes() -> None:
         framed.body = b""
     assert framed == Framed(b"a")
     assert len({framed, Framed(b"a"), Framed(b"b")}) == 2
+
+
+@pytest.mark.parametrize("step", [977, 65_536, 1 << 30])
+def test_a_message_that_is_too_large_may_be_cut_and_what_follows_is_whole(step: int) -> None:
+    large, small = bytes(range(256)) * 1024, b"small"
+    body = b"".join(struct.pack(">BI", 0, len(one)) + one for one in (small, large, small))
+    decoder = FrameDecoder(limit=CUT_HEAD_BYTES * 2, cut=True)
+    taken: list[bytes] = []
+    for start in range(0, len(body), step):
+        decoder.feed(body[start : start + step])
+        while (message := decoder.take()) is not None:
+            taken.append(message)
+    decoder.finish()
+    first, cut, last = taken
+    assert (first, last) == (small, small)
+    assert isinstance(cut, CutMessage)
+    assert (cut.size, bytes(cut)) == (len(large), large[:CUT_HEAD_BYTES])
+    strict = FrameDecoder(limit=1024)
+    strict.feed(body[5 + len(small) :])
+    with pytest.raises(MessageTooLarge):
+        strict.take()

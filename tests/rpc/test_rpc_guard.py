@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fleetplane.rpc.guard import Guard
+from fleetplane.rpc.serving.guard import Guard
 
 
 class Watched:
-    def __init__(self, cleanup_seconds: float = 5.0) -> None:
+    def __init__(self, cleanup_seconds: float = 60.0) -> None:
         self.cleanup_seconds = cleanup_seconds
         self.seen: list[str] = []
 
@@ -119,7 +119,7 @@ async def test_a_cleanup_that_never_ends_is_ended() -> None:
     task = asyncio.create_task(run(watched, work))
     await asyncio.sleep(0.001)
     task.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         with pytest.raises(asyncio.CancelledError):
             await task
     assert watched.seen == ["suspended", "cancelling", "overstayed"]
@@ -158,7 +158,7 @@ async def test_a_handler_that_timed_out_inside_is_cancelled_once_like_any_other(
 
     watched = Watched()
     task = asyncio.create_task(run(watched, work))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(steps) < 2:
             await asyncio.sleep(0.001)
     for _ in range(3):
@@ -172,22 +172,24 @@ async def test_a_handler_that_timed_out_inside_is_cancelled_once_like_any_other(
 
 async def test_a_cancellation_that_comes_while_a_handler_times_out_inside_is_not_lost() -> None:
     steps: list[str] = []
+    go_on = asyncio.Event()
 
     async def work() -> None:
         async with asyncio.timeout(0.001):
             try:
-                await asyncio.sleep(10)
+                await asyncio.sleep(60)
             finally:
                 steps.append("timing out")
-                await asyncio.sleep(0.05)
+                await go_on.wait()
                 steps.append("cleaned up")
 
     watched = Watched()
     task = asyncio.create_task(run(watched, work))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not steps:
             await asyncio.sleep(0.001)
     task.cancel()
+    asyncio.get_running_loop().call_later(0.01, go_on.set)
     with pytest.raises(asyncio.CancelledError):
         await task
     assert steps == ["timing out", "cleaned up"]

@@ -9,8 +9,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
-from rpc.probe import SERVICE, Probe
-from rpc.targets import make_app, rows
+from support.rpc.probe import SERVICE, Probe
+from support.rpc.targets import make_app, rows
 
 from fleetplane.rpc import Authentication, ListenerSpec, MethodRow, open_listener
 from fleetplane.rpc.introspection import published_pool

@@ -12,14 +12,14 @@ from typing import Any
 
 import grpc
 import pytest
-from rpc.probe import SERVICE, Probe, Value
-from rpc.targets import Certificates, make_app
-from throwaway_ca import ThrowawayCa
+from support.rpc.probe import SERVICE, Probe, Value
+from support.rpc.targets import Certificates, make_app
+from support.shared.throwaway_ca import ThrowawayCa
 
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.rpc import Listener, ListenerSpec, TlsFiles, open_listener
-from fleetplane.rpc.listeners import CONCURRENT_STREAMS, server_config
-from fleetplane.rpc.sockets import DEAD_PEER_SECONDS, open_socket
+from fleetplane.rpc.listening.listeners import CONCURRENT_STREAMS, server_config
+from fleetplane.rpc.listening.sockets import DEAD_PEER_SECONDS, open_socket
 
 
 def spec(*addresses: str, **extra: Any) -> ListenerSpec:
@@ -29,7 +29,7 @@ def spec(*addresses: str, **extra: Any) -> ListenerSpec:
 async def answers(address: str) -> bool:
     async with grpc.aio.insecure_channel(address.removeprefix("http://")) as channel:
         call: Any = channel.unary_unary(f"/{SERVICE}/Unary", request_serializer=Value.SerializeToString)
-        answer: bytes = await call(Value(value=b"x"), timeout=5)
+        answer: bytes = await call(Value(value=b"x"), timeout=60)
         return answer == Value(value=b"x").SerializeToString()
 
 
@@ -166,7 +166,7 @@ async def test_without_its_certificate_a_client_does_not_get_in(certificates: Ce
         async with grpc.aio.secure_channel(address, credentials) as channel:
             call: Any = channel.unary_unary(f"/{SERVICE}/Unary")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call(b"", timeout=5)
+                await call(b"", timeout=60)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -183,7 +183,7 @@ async def test_a_listener_that_stops_accepting_refuses_new_connections() -> None
     async with open_listener(spec("127.0.0.1:0"), grace_seconds=0.1) as listener:
         assert await answers(listener.addresses[0])
         listener.stop_accepting()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while await _connects(listener):
                 await asyncio.sleep(0.01)
 
@@ -192,14 +192,14 @@ async def test_streams_that_are_open_outlive_the_accepting() -> None:
     probe = Probe()
     app = make_app(probe)
     held = ListenerSpec(name="probe", addresses=("127.0.0.1:0",), app=app)
-    async with open_listener(held, grace_seconds=5.0) as listener:
+    async with open_listener(held, grace_seconds=60.0) as listener:
         address = listener.addresses[0].removeprefix("http://")
         async with grpc.aio.insecure_channel(address) as channel:
             call: Any = channel.unary_stream(f"/{SERVICE}/Down", Value.SerializeToString, Value.FromString)
             stream = call(Value(value=b"1"), metadata=(("behave", "hold-after"),))
             assert (await stream.read()).value == b"0"
             listener.stop_accepting()
-            draining = asyncio.create_task(app.drain(5.0))
+            draining = asyncio.create_task(app.drain(60.0))
             await asyncio.sleep(0.1)
             probe.journal.release.set()
             assert await stream.read() is grpc.aio.EOF
@@ -223,7 +223,7 @@ async def asked(address: str, root: bytes) -> bytes:
     credentials = grpc.ssl_channel_credentials(root)
     async with grpc.aio.secure_channel(address, credentials, options=options) as channel:
         call: Any = channel.unary_unary(f"/{SERVICE}/Unary", Value.SerializeToString, Value.FromString)
-        answer = await call(Value(value=b"x"), timeout=5)
+        answer = await call(Value(value=b"x"), timeout=60)
         return bytes(answer.value)
 
 
@@ -276,7 +276,7 @@ async def test_a_peer_that_stopped_reading_does_not_hold_up_the_end(tmp_path: Pa
     context = ssl.create_default_context(cadata=authority.pem.decode())
     tls = tls_of(authority, tmp_path / "tls")
     held = ListenerSpec(name="probe", addresses=("127.0.0.1:0",), app=endless, tls=tls, http1=True)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async with open_listener(held, grace_seconds=0.2) as listener:
             host, _, port = listener.addresses[0].removeprefix("https://").rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port), ssl=context)

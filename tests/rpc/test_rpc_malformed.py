@@ -12,17 +12,17 @@ from dataclasses import dataclass
 
 import grpc
 import pytest
-from rpc.probe import SERVICE, ImmediateProbe, Probe, Value
-from rpc.raw_client import connect
-from rpc.targets import grpc_handlers, make_app
+from support.rpc.probe import SERVICE, ImmediateProbe, Probe, Value
+from support.rpc.raw_client import connect
+from support.rpc.targets import grpc_handlers, make_app
 
 from fleetplane.rpc import ListenerSpec, open_listener
-from fleetplane.rpc.framing import prefix
+from fleetplane.rpc.serving.framing import prefix
 
 REQUEST = prefix(Value(value=b"1").SerializeToString())
 SILENCE = "silence"
 RESET = "reset"
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 SILENCE_SECONDS = 0.5
 """How long nothing must come for it to count as silence."""
 

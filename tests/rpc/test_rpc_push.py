@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Generator
 from typing import Any
 
-from fleetplane.rpc.push import push
+from fleetplane.rpc.serving.push import push
 
 EVENT = {"type": "http.response.body"}
 
@@ -62,5 +62,5 @@ async def test_an_awaitable_is_continued_where_the_push_left_it() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     first.set_result(None)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await waiting

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetplane.rpc.status import Status, encode_message, log_level
+from fleetplane.rpc.serving.status import Status, encode_message, log_level
 
 
 @given(st.text(max_size=200))

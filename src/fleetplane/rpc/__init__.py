@@ -1,13 +1,13 @@
 """gRPC on ASGI: framing, status, metadata, deadlines, service binding and the method table."""
 
-from fleetplane.rpc.app import GrpcApp
-from fleetplane.rpc.connection import Authenticator, Connection, FixedPrincipal
-from fleetplane.rpc.context import CallContext
-from fleetplane.rpc.framing import Framed
-from fleetplane.rpc.handlers import ImmediateAnswer
-from fleetplane.rpc.limits import Bound, RpcLimits
-from fleetplane.rpc.listeners import Listener, ListenerSpec, TlsFiles, open_listener
-from fleetplane.rpc.methods import Authentication, MethodRow, MethodTable, Rate
+from fleetplane.rpc.listening.listeners import Listener, ListenerSpec, TlsFiles, open_listener
+from fleetplane.rpc.methods import Authentication, MethodRow, MethodTable, Rate, service_rows
+from fleetplane.rpc.serving.app import GrpcApp
+from fleetplane.rpc.serving.connection import Authenticator, Connection, FixedPrincipal
+from fleetplane.rpc.serving.context import CallContext
+from fleetplane.rpc.serving.framing import Framed
+from fleetplane.rpc.serving.handlers import ImmediateAnswer
+from fleetplane.rpc.serving.limits import Bound, RpcLimits
 from fleetplane.rpc.statistics import CallStatistics, MethodStatistics
 
 __all__ = [
@@ -30,4 +30,5 @@ __all__ = [
     "RpcLimits",
     "TlsFiles",
     "open_listener",
+    "service_rows",
 ]

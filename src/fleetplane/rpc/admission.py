@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from fleetplane.rpc.limits import CALLERS_TRACKED
 from fleetplane.rpc.methods import Rate
+from fleetplane.rpc.serving.limits import CALLERS_TRACKED
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from fleetplane.rpc.app import GrpcApp
 from fleetplane.rpc.methods import Authentication, MethodRow
+from fleetplane.rpc.serving.app import GrpcApp
 
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 _METHODS = (
@@ -42,7 +42,7 @@ def introspection_methods(listener: str) -> Iterator[MethodRow]:
 
 
 class HealthBoard:
-    """One word about the whole server, told on every listener and for every service."""
+    """The health status of the whole server, served on every listener and for every service."""
 
     def __init__(self) -> None:
         self._servicer = health.aio.HealthServicer()

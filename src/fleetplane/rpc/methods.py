@@ -6,10 +6,12 @@ server before it opens a port. Knows no transport.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
+
+from google.protobuf.descriptor import ServiceDescriptor
 
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.errors import SettingsError
@@ -20,6 +22,8 @@ class Authentication(StrEnum):
 
     ANONYMOUS = "anonymous"
     LOCAL = "local"
+    SOCKET = "socket"
+    """Local, and past the mode of a Unix socket: every user of the machine reaches a port on loopback."""
     CERTIFICATE = "certificate"
     TOKEN = "token"  # noqa: S105  # the name of a kind, not a secret
 
@@ -50,6 +54,8 @@ class MethodRow:
     """Calls of this method running at once."""
     max_request_bytes: int | None = None
     """Overrides the listener's limit for one message."""
+    cut_oversized: bool = False
+    """A streaming request's message over that limit is given as a `CutMessage`, and not refused."""
     endless: bool = False
     """A stream without an end of its own: ended as soon as the server stops, not awaited."""
 
@@ -59,6 +65,34 @@ class MethodRow:
             raise SettingsError(f"{self.path!r} is not a method path such as /package.Service/Method")
         if self.concurrency is not None and self.concurrency < 1:
             raise SettingsError(f"{self.path} needs a concurrency of at least 1")
+
+
+def service_rows(
+    service: ServiceDescriptor,
+    permission: Permission | Mapping[str, Permission] | None,
+    *,
+    listener: str,
+    authentication: Authentication,
+    rate: Rate | None = None,
+    endless: Collection[str] = (),
+    endless_concurrency: int | None = None,
+) -> Iterator[MethodRow]:
+    """The rows of a whole service: one permission for all of its methods, or one for each by name."""
+    needed = (
+        permission
+        if isinstance(permission, Mapping)
+        else {method.name: permission for method in service.methods}
+    )
+    for method, one in needed.items():
+        yield MethodRow(
+            path=f"/{service.full_name}/{method}",
+            listener=listener,
+            authentication=authentication,
+            permission=one,
+            rate=rate,
+            concurrency=endless_concurrency if method in endless else None,
+            endless=method in endless,
+        )
 
 
 class MethodTable:

@@ -7,6 +7,7 @@ why, cancel the handler once, and let it unwind; then whoever is left is told th
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -16,20 +17,21 @@ import structlog
 
 from fleetplane.kernel.access import AccessTable, Principal
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unavailable
-from fleetplane.rpc import status
+from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unauthenticated, Unavailable
+from fleetplane.kernel.networks import network_of
 from fleetplane.rpc.admission import RateLimiter
-from fleetplane.rpc.connection import Authenticator, Connection
-from fleetplane.rpc.context import CallContext, DoneCallback
-from fleetplane.rpc.exchange import ClientGone, Exchange, WrongCardinality
-from fleetplane.rpc.framing import FramingError, MessageTooLarge
-from fleetplane.rpc.guard import Guard
-from fleetplane.rpc.handlers import Handler
-from fleetplane.rpc.limits import Bound, RpcLimits
-from fleetplane.rpc.metadata import Header, MetadataError
 from fleetplane.rpc.methods import MethodRow
+from fleetplane.rpc.serving import status
+from fleetplane.rpc.serving.connection import Authenticator, Connection
+from fleetplane.rpc.serving.context import CallContext, DoneCallback
+from fleetplane.rpc.serving.exchange import ClientGone, Exchange, WrongCardinality
+from fleetplane.rpc.serving.framing import FramingError, MessageTooLarge
+from fleetplane.rpc.serving.guard import Guard
+from fleetplane.rpc.serving.handlers import Handler
+from fleetplane.rpc.serving.limits import Bound, RpcLimits
+from fleetplane.rpc.serving.metadata import Header, MetadataError
+from fleetplane.rpc.serving.status import Status, status_of
 from fleetplane.rpc.statistics import CallStatistics, MethodStatistics
-from fleetplane.rpc.status import Status, status_of
 
 _log = structlog.get_logger("fleetplane.rpc")
 _OK = Status(code=status.OK)
@@ -62,6 +64,7 @@ class Method:
     limiter: RateLimiter | None
     limit_bytes: int
     anonymous: bool
+    cut_oversized: bool = False
     admitted: Principal | None = None
     """The last caller found to have the permission. Principals and the access table never change,
     and most callers of a method are the same one, so the next check is an identity comparison."""
@@ -113,7 +116,7 @@ class Call:
         self.cleanup_seconds = house.limits.cleanup_seconds
         self._ending: Ending | None = None
         self._apparent: Ending | None = None
-        """What a cancellation seems to be about that nobody here asked for."""
+        """The apparent cause of a cancellation that was not requested here."""
         self._own_status = _OK
         self._cancelled_here = False
         self._crash: BaseException | None = None
@@ -176,7 +179,7 @@ class Call:
         limiter = method.limiter
         if limiter is not None and method.anonymous:
             # Before anything else: strangers pay for their attempts, not for their successes.
-            self._pay(limiter, context.connection.address)
+            self._pay(limiter, network_of(context.connection.address))
         context.principal = principal = method.authenticate(context.connection)
         if principal is not method.admitted:
             if row.permission is not None:
@@ -282,6 +285,26 @@ class Call:
         """Whether this call was admitted for the principal of that name."""
         admitted = getattr(self._context, "principal", None)
         return admitted is not None and admitted.name == principal
+
+    def would_be_admitted(self, whose: Callable[[Principal], bool]) -> bool:
+        """Whether a caller who showed a token would be admitted with it now.
+
+        `whose` says of which principals that can change while a call runs. An access token that has run out
+        opens no further calls; those that it opened go on for as long as its login does.
+        """
+        admitted = getattr(self._context, "principal", None)
+        if self._method.anonymous or admitted is None or not whose(admitted):
+            return True
+        row = self._method.row
+        try:
+            principal = self._method.authenticate(self.connection)
+            if row.permission is not None:
+                self._house.access.check(principal, row.permission, principal.scope)
+        except Unauthenticated as error:
+            return error.details.get("cause") == "expired"
+        except FleetplaneError:
+            return False
+        return True
 
     def _check_request(self) -> None:
         if not self._exchange.request_ended:

@@ -1,4 +1,4 @@
-"""Requests that never become calls, and what they are told.
+"""Answers to requests that never become calls.
 
 A caller that speaks gRPC gets a gRPC status; anyone else gets plain HTTP with a sentence.
 """
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from fleetplane.rpc import framing, status
-from fleetplane.rpc.connection import Connection, Scope
-from fleetplane.rpc.exchange import CONTENT_TYPE, Receive, Send
-from fleetplane.rpc.status import Status
+from fleetplane.rpc.serving import framing, status
+from fleetplane.rpc.serving.connection import Connection, Scope
+from fleetplane.rpc.serving.exchange import CONTENT_TYPE, Receive, Send
+from fleetplane.rpc.serving.status import Status
 
 if TYPE_CHECKING:
-    from fleetplane.rpc.call import House
+    from fleetplane.rpc.serving.call import House
 
 _log = structlog.get_logger("fleetplane.rpc")
 
@@ -24,7 +24,7 @@ _log = structlog.get_logger("fleetplane.rpc")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
     http_status: int = 200
-    """Anything but 200 means that the caller does not speak gRPC."""
+    """Anything but 200 means that the request is not gRPC."""
     status: Status
 
     @classmethod

@@ -15,7 +15,7 @@ from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.rpc.metadata import Header, encode_binary
+from fleetplane.rpc.serving.metadata import Header, encode_binary
 
 DOMAIN: Final = "fleetplane"
 """The `ErrorInfo.domain` under which our reasons are unique."""

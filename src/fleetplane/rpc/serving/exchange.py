@@ -12,14 +12,15 @@ from typing import Any, Final
 
 import grpc
 
-from fleetplane.rpc import framing
-from fleetplane.rpc.connection import Scope
-from fleetplane.rpc.framing import Framed, FrameDecoder, FramingError
-from fleetplane.rpc.handlers import Handler
-from fleetplane.rpc.metadata import Header
-from fleetplane.rpc.push import push
+from fleetplane.rpc.listening.doors import CONNECTION, Visit
+from fleetplane.rpc.serving import framing
+from fleetplane.rpc.serving.connection import Scope
+from fleetplane.rpc.serving.framing import Framed, FrameDecoder, FramingError
+from fleetplane.rpc.serving.handlers import Handler
+from fleetplane.rpc.serving.metadata import Header
+from fleetplane.rpc.serving.push import push
+from fleetplane.rpc.serving.status import Status
 from fleetplane.rpc.statistics import MethodStatistics
-from fleetplane.rpc.status import Status
 
 Event = dict[str, Any]
 Receive = Callable[[], Awaitable[Event]]
@@ -45,7 +46,7 @@ _COMPRESSIONS: Final = {grpc.Compression.Gzip: framing.GZIP, grpc.Compression.De
 
 
 class ClientGone(Exception):
-    """Nobody is left to read the answer."""
+    """The client has disconnected."""
 
 
 class WrongCardinality(Exception):
@@ -56,6 +57,7 @@ class Exchange:
     __slots__ = (
         "_ahead",
         "_compress_next",
+        "_cut",
         "_decoder",
         "_encoding_out",
         "_handler",
@@ -80,7 +82,9 @@ class Exchange:
         handler: Handler,
         limit: int,
         statistics: MethodStatistics,
+        cut: bool = False,
     ) -> None:
+        self._cut = cut
         self.scope = scope
         self.fields = fields
         """Header fields by name; where one repeats, the last."""
@@ -115,6 +119,7 @@ class Exchange:
             more = event.get("body", b"")
         if event["type"] != "http.request":
             raise ClientGone
+        self._take_note(len(chunk) + len(more))
         self.request_ended = not event.get("more_body")
         if (
             more
@@ -130,7 +135,7 @@ class Exchange:
         return chunk[5:] if deserialize is None else self._decoded(chunk[5:])
 
     async def _collect(self, *chunks: bytes) -> Any:
-        """The same for a request in many chunks, compressed, or wrong."""
+        """Collect a request that comes in several chunks, is compressed or is malformed."""
         decoder = self._start_decoder()
         for chunk in chunks:
             decoder.feed(chunk)
@@ -172,11 +177,18 @@ class Exchange:
         if not event.get("more_body"):
             self.request_ended = True
         body: bytes = event.get("body", b"")
+        self._take_note(len(body))
         return body
+
+    def _take_note(self, count: int) -> None:
+        """Bytes of a body that were wanted are not what `warden` looks for."""
+        visit: Visit | None = self.scope.get(CONNECTION)
+        if visit is not None:
+            visit.body_bytes += count
 
     def _start_decoder(self) -> FrameDecoder:
         encoding = self.fields.get(b"grpc-encoding", framing.IDENTITY)
-        self._decoder = FrameDecoder(limit=self._limit, encoding=encoding)
+        self._decoder = FrameDecoder(limit=self._limit, encoding=encoding, cut=self._cut)
         return self._decoder
 
     def _decoded(self, payload: bytes) -> Any:

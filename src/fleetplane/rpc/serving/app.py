@@ -14,25 +14,25 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
 
-from fleetplane.kernel.access import AccessTable
+from fleetplane.kernel.access import AccessTable, Principal
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.rpc import framing, refusals
 from fleetplane.rpc.admission import RateLimiter
-from fleetplane.rpc.call import Call, Ending, House, Method
-from fleetplane.rpc.connection import Authenticator, Connection, Scope
-from fleetplane.rpc.exchange import Exchange, Receive, Send
-from fleetplane.rpc.handlers import (
+from fleetplane.rpc.methods import Authentication, MethodTable
+from fleetplane.rpc.serving import framing, refusals
+from fleetplane.rpc.serving.call import Call, Ending, House, Method
+from fleetplane.rpc.serving.connection import Authenticator, Connection, Scope
+from fleetplane.rpc.serving.exchange import Exchange, Receive, Send
+from fleetplane.rpc.serving.handlers import (
     Handler,
     handler_from_generic,
     handlers_of_descriptor,
     handlers_of_service,
 )
-from fleetplane.rpc.immediate import Shortcut
-from fleetplane.rpc.limits import Bound, RpcLimits
-from fleetplane.rpc.metadata import BadTimeout, Header, is_grpc_content_type, parse_timeout
-from fleetplane.rpc.methods import Authentication, MethodTable
-from fleetplane.rpc.refusals import Refusal
+from fleetplane.rpc.serving.immediate import Shortcut
+from fleetplane.rpc.serving.limits import Bound, RpcLimits
+from fleetplane.rpc.serving.metadata import BadTimeout, Header, is_grpc_content_type, parse_timeout
+from fleetplane.rpc.serving.refusals import Refusal
 from fleetplane.rpc.statistics import CallStatistics
 
 
@@ -88,7 +88,7 @@ class GrpcApp:
         self._add(handlers_of_service(service_name, method_handlers))
 
     def add_generic_rpc_handlers(self, generic_rpc_handlers: Iterable[grpc.GenericRpcHandler]) -> None:
-        """The same for older generated code: asked for each row that has no method yet, when sealing."""
+        """Register handlers of older generated code, looked up when sealing for rows without a method."""
         self._generic += generic_rpc_handlers
 
     def _add(self, handlers: Iterable[Handler]) -> None:
@@ -125,12 +125,17 @@ class GrpcApp:
                 statistics=self._house.statistics.method(listener, row.path),
                 limiter=RateLimiter(row.rate) if row.rate else None,
                 limit_bytes=row.max_request_bytes or self._limits.max_request_bytes,
+                cut_oversized=row.cut_oversized,
                 anonymous=row.authentication is Authentication.ANONYMOUS,
             )
             shortcut = Shortcut.of(self._house, method)
             if shortcut is not None:
                 self._shortcuts[row.path] = shortcut
         self._sealed = True
+
+    def handler_name(self, scope: Scope) -> str:
+        """What serves a request, in the method table's words; empty for a path that nobody serves."""
+        return scope["path"] if scope["path"] in self._methods else ""
 
     # Calls come in
 
@@ -163,7 +168,14 @@ class GrpcApp:
             await refusals.send(Refusal.bad_timeout(str(error)), house, scope, send)
             return
         exchange = Exchange(
-            scope, fields, receive, send, method.handler, method.limit_bytes, method.statistics
+            scope,
+            fields,
+            receive,
+            send,
+            method.handler,
+            method.limit_bytes,
+            method.statistics,
+            method.cut_oversized,
         )
         await Call(house, method, exchange, Connection(scope)).serve(seconds)
 
@@ -209,6 +221,13 @@ class GrpcApp:
     def end_calls_where(self, refused: Callable[[Connection], bool]) -> int:
         """End the running calls on connections that would not be accepted any more; how many there were."""
         theirs = [call for call in self._house.calls if refused(call.connection)]
+        for call in theirs:
+            call.end(Ending.REVOKED)
+        return len(theirs)
+
+    def end_calls_without_right(self, whose: Callable[[Principal], bool]) -> int:
+        """End the running calls of callers whose token lets them in no more; how many there were."""
+        theirs = [call for call in self._house.calls if not call.would_be_admitted(whose)]
         for call in theirs:
             call.end(Ending.REVOKED)
         return len(theirs)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from fleetplane.kernel.access import Principal
-from fleetplane.rpc.metadata import decode_binary
+from fleetplane.rpc.serving.metadata import decode_binary
 
 Transport = Literal["unix", "tcp", "tls"]
 Scope = dict[str, Any]

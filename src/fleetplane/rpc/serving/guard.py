@@ -33,7 +33,7 @@ class Watched(Protocol):
         """A cancellation is about to reach the handler."""
 
     def resumed(self) -> None:
-        """That cancellation was the handler's own, and is over."""
+        """Record that a cancellation was the handler's own and is over."""
 
     def overstayed(self) -> None:
         """The handler's cleanup used up its time."""

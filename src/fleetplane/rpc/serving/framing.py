@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from typing import Final
 
 PREFIX_BYTES: Final = 5
+CUT_HEAD_BYTES = 64 * 1024
+"""Kept of a message that is cut: more than everything that stands before its large parts."""
 _PREFIX = struct.Struct(">BI")
 _GZIP_WINDOW = 31  # zlib's way of saying: a gzip header and trailer around the stream
 _ZLIB_WINDOW = 15  # gRPC's "deflate" is the zlib format, not raw deflate
@@ -108,6 +110,19 @@ def decompress(payload: bytes, encoding: bytes, limit: int) -> bytes:
     return message
 
 
+class CutMessage(bytes):
+    """The beginning of a message that was larger than its method takes; the rest was read and dropped."""
+
+    size: int
+    """Bytes that the whole of it had."""
+
+    @classmethod
+    def of(cls, head: bytes, size: int) -> CutMessage:
+        made = cls(head)
+        made.size = size
+        return made
+
+
 class FrameDecoder:
     """Messages out of chunks that begin and end anywhere.
 
@@ -116,10 +131,15 @@ class FrameDecoder:
     nothing left to give.
     """
 
-    __slots__ = ("_at", "_buffer", "_encoding", "_limit")
+    __slots__ = ("_at", "_buffer", "_cut", "_cutting", "_encoding", "_limit", "_skip")
 
-    def __init__(self, *, limit: int, encoding: bytes = IDENTITY) -> None:
+    def __init__(self, *, limit: int, encoding: bytes = IDENTITY, cut: bool = False) -> None:
+        """`cut` gives the beginning of a message that is too large, instead of an error."""
         self._limit = limit
+        self._cut = cut
+        self._cutting: CutMessage | None = None
+        self._skip = 0
+        """Bytes of a message that is being cut which are still to come."""
         self._encoding = encoding
         self._buffer: bytes | bytearray = b""
         self._at = 0
@@ -137,6 +157,8 @@ class FrameDecoder:
 
     def take(self) -> bytes | None:
         """The next whole message, decompressed, or None until more is fed."""
+        if self._cutting is not None:
+            return self._dropped()
         start = self._at + PREFIX_BYTES
         if len(self._buffer) < start:
             return None
@@ -144,7 +166,13 @@ class FrameDecoder:
         if flags > 1:
             raise FramingError(f"unknown flags {flags:#04x} in a message's prefix")
         if size > self._limit:
-            raise MessageTooLarge(size, self._limit)
+            if flags or not self._cut:
+                raise MessageTooLarge(size, self._limit)
+            if len(self._buffer) < start + min(CUT_HEAD_BYTES, self._limit):
+                return None
+            self._cutting = CutMessage.of(bytes(memoryview(self._buffer)[start:][:CUT_HEAD_BYTES]), size)
+            self._at, self._skip = start, size
+            return self._dropped()
         end = start + size
         if len(self._buffer) < end:
             return None
@@ -152,11 +180,21 @@ class FrameDecoder:
         payload = bytes(memoryview(self._buffer)[start:end])
         return decompress(payload, self._encoding, self._limit) if flags else payload
 
+    def _dropped(self) -> bytes | None:
+        """Pass over what has come of a message that is being cut; its beginning once all of it has."""
+        passed = min(self._skip, len(self._buffer) - self._at)
+        self._at += passed
+        self._skip -= passed
+        if self._skip:
+            return None
+        made, self._cutting = self._cutting, None
+        return made
+
     @property
     def buffered_bytes(self) -> int:
         return len(self._buffer) - self._at
 
     def finish(self) -> None:
-        """Say that no more will be fed; half a message left over is an error."""
-        if self._at != len(self._buffer):
+        """Mark the end of input; a partial message left over is an error."""
+        if self._at != len(self._buffer) or self._cutting is not None:
             raise FramingError("the request ended in the middle of a message")

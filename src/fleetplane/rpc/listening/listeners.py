@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,8 +22,11 @@ import h2corn
 import structlog
 
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.rpc.descriptors import CONNECTIONS
-from fleetplane.rpc.sockets import BoundSocket, end_connections, open_socket
+from fleetplane.kernel.watchdog import Watchdog
+from fleetplane.rpc.listening.descriptors import CONNECTIONS
+from fleetplane.rpc.listening.doors import Door
+from fleetplane.rpc.listening.sockets import BoundSocket, end_connections, open_socket
+from fleetplane.rpc.listening.warden import Budget
 
 _log = structlog.get_logger("fleetplane.rpc")
 
@@ -43,6 +46,8 @@ WEBSOCKET_MESSAGE_BYTES: Final = 64 * 1024
 """What a client may say at once; they ask for things, they do not upload."""
 WEBSOCKET_PING_SECONDS: Final = 20.0
 """Between pings, and for the answer to one: a client that vanished is noticed within 40 s."""
+RESERVE: Final = 64
+"""Connections that an address is not to hold for long: what probes come in by when all others are taken."""
 START_SECONDS: Final = 10.0
 HANDOVER_SECONDS: Final = 7 * 86_400.0
 """How long connections over TLS may outlive the certificate they were accepted with, after a `renew`."""
@@ -71,7 +76,13 @@ class ListenerSpec:
     unix_mode: int = 0o660
     http1: bool = False
     connections: int = 0
-    """Held at once; 0 leaves it to `descriptors`."""
+    """Held at once, shared evenly by the addresses; 0 leaves it to `descriptors`."""
+    per_address: int = 0
+    """That one peer's address may hold at one of ours; 0: half of what is held there."""
+    tls13_only: bool = False
+    """Refuse requests that come over an older TLS."""
+    watchdog: Watchdog | None = None
+    """Is notified of handlers that hold the event loop."""
     idle_seconds: float = _NEVER
     """After which a connection without a request, or a request's body that stands still, is given up.
 
@@ -87,7 +98,11 @@ class Listener:
         scheme = "https" if spec.tls else "http"
         self.addresses = [bound.address(scheme) for bound in sockets]
         """Such as `http://127.0.0.1:50051`, `https://127.0.0.1:8992` or `unix:///run/device.sock`."""
-        self._spec = spec
+        tls13_only = spec.tls13_only and spec.tls is not None
+        self.door = Door(
+            spec.app, name=spec.name, watchdog=spec.watchdog, tls13_only=tls13_only, counts_bodies=spec.http1
+        )
+        self._spec = replace(spec, app=self.door)
         self._sockets = sockets
         self._ports = frozenset(bound.port for bound in sockets if bound.port is not None)
         self._grace_seconds = grace_seconds
@@ -108,18 +123,46 @@ class Listener:
         _log.info("listener.renewed", listener=self.name, addresses=self.addresses)
 
     async def _run(self, spec: ListenerSpec) -> None:
-        """Run the HTTP server as the spec says, and let the one before it end."""
-        run = _Run(spec, h2corn.Server(spec.app, self._config(spec)))
-        with _banner_withheld():
-            run.task = asyncio.create_task(run.serve(), name=f"listener-{self.name}")
-            await _started(spec, run.server, run.task)
+        """Run the HTTP server as the spec says, and let the one before it end.
+
+        One for each address: connections of one cannot use up what another may hold.
+        """
+        started: list[_Run] = []
+        try:
+            for bound in self._sockets:
+                run = _Run(spec, h2corn.Server(spec.app, self._config(spec, bound)))
+                with _banner_withheld():
+                    run.task = asyncio.create_task(run.serve(), name=f"listener-{self.name}")
+                    await _started(spec, run.server, run.task)
+                started.append(run)
+        except BaseException:
+            for run in started:
+                run.stop()
+            raise
         self._spec = spec
         for earlier in self._runs:
             earlier.stop()
             earlier.task.add_done_callback(partial(self._forget, earlier))
-        self._runs.append(run)
+        self._runs += started
         if self._stopping:  # while we were starting
-            run.stop()
+            for run in started:
+                run.stop()
+
+    def tend(self) -> dict[int, Budget]:
+        """What each TCP port of this listener may hold, for a `warden` that looks after it from now on."""
+        self.door.tended = True
+        held = _held_at_each(self._spec, self._sockets)
+        connections = held - min(RESERVE, held // 4)
+        return {
+            port: Budget(
+                listener=self.name,
+                connections=connections,
+                per_address=self._spec.per_address or max(1, connections // 2),
+                tls=self._spec.tls is not None,
+                http1=self._spec.http1,
+            )
+            for port in self._ports
+        }
 
     def _forget(self, ended: _Run, task: asyncio.Task[None]) -> None:
         """Its last connection is gone, and with it the need for its certificate."""
@@ -129,11 +172,12 @@ class Listener:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("listener.handover_exceeded", listener=self.name, reason=str(error))
 
-    def _config(self, spec: ListenerSpec) -> h2corn.Config:
+    def _config(self, spec: ListenerSpec, bound: BoundSocket) -> h2corn.Config:
         # An HTTP server that is replaced goes on until its streams have ended. One that is stopped has
         # its streams ended for it, by the application; what is left after the grace is cut in `stopped`.
         lasting = HANDOVER_SECONDS if spec.tls is not None else self._grace_seconds
-        return _checked_config(spec, self._sockets, max(lasting, self._grace_seconds))
+        each = replace(spec, connections=_held_at_each(spec, self._sockets))
+        return _checked_config(each, [bound], max(lasting, self._grace_seconds))
 
     def stop_accepting(self) -> None:
         """Take no new connections. Streams that are open go on until they end or the grace is over."""
@@ -173,7 +217,7 @@ class _Run:
         self._stopping = asyncio.Event()
 
     async def serve(self) -> None:
-        """Serve until told to stop. What the system refuses now, it may grant a moment later."""
+        """Serve until stopped; a server that fails is started again after a pause."""
         while True:
             try:
                 await self.server.serve()
@@ -211,6 +255,10 @@ async def open_listener(spec: ListenerSpec, *, grace_seconds: float) -> AsyncIte
         for bound in sockets:
             bound.close()
     _log.info("listener.closed", listener=spec.name)
+
+
+def _held_at_each(spec: ListenerSpec, sockets: Sequence[BoundSocket]) -> int:
+    return max(1, (spec.connections or CONNECTIONS) // max(1, len(sockets)))
 
 
 def _open_all(spec: ListenerSpec) -> list[BoundSocket]:

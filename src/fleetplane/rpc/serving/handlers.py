@@ -15,7 +15,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.rpc.framing import Framed
+from fleetplane.rpc.serving.framing import Framed
 
 ImmediateAnswer = Callable[[bytes, Mapping[bytes, bytes]], Framed | None]
 """Answers a unary call from its request's bytes and its header fields without waiting for anything;

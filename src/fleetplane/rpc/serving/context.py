@@ -13,10 +13,10 @@ import grpc
 
 from fleetplane.kernel.access import Principal
 from fleetplane.kernel.clock import Clock
-from fleetplane.rpc.connection import Connection
-from fleetplane.rpc.exchange import Exchange
-from fleetplane.rpc.metadata import Header, MetadatumValue, encode_metadata, parse_metadata
-from fleetplane.rpc.status import CODES, OK, UNKNOWN, Status
+from fleetplane.rpc.serving.connection import Connection
+from fleetplane.rpc.serving.exchange import Exchange
+from fleetplane.rpc.serving.metadata import Header, MetadatumValue, encode_metadata, parse_metadata
+from fleetplane.rpc.serving.status import CODES, OK, UNKNOWN, Status
 
 DoneCallback = Callable[["CallContext"], None]
 
@@ -172,7 +172,7 @@ class CallContext:
         raise grpc.aio.AbortError(f"Locally aborted: {CODES[number].name} {details}")
 
     async def abort_with_status(self, status: grpc.Status) -> NoReturn:
-        """The same from a `grpc.Status`, such as grpcio-status makes."""
+        """Abort with a `grpc.Status`, such as grpcio-status makes."""
         await self.abort(status.code, status.details or "", status.trailing_metadata or ())
 
     # The call's life

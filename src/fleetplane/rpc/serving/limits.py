@@ -44,4 +44,4 @@ class RpcLimits:
     last_word_seconds: float = 0.1
     """When the server stops, streams without an end of their own may still say so before they are ended."""
     retry_after_seconds: float = 0.25
-    """What a caller turned away for lack of room is told to wait."""
+    """Seconds that a caller refused by a limit should wait."""

@@ -19,12 +19,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from fleetplane.kernel.errors import PermissionDenied
-from fleetplane.rpc.call import House, Method
-from fleetplane.rpc.connection import FixedPrincipal, Scope
-from fleetplane.rpc.exchange import OK_TRAILERS, PLAIN_START, Event, Receive, Send
-from fleetplane.rpc.framing import IDENTITY, PREFIX_BYTES, Framed, prefix
-from fleetplane.rpc.handlers import ImmediateAnswer
-from fleetplane.rpc.metadata import BadTimeout, parse_timeout
+from fleetplane.rpc.listening.doors import CONNECTION
+from fleetplane.rpc.serving.call import House, Method
+from fleetplane.rpc.serving.connection import FixedPrincipal, Scope
+from fleetplane.rpc.serving.exchange import OK_TRAILERS, PLAIN_START, Event, Receive, Send
+from fleetplane.rpc.serving.framing import IDENTITY, PREFIX_BYTES, Framed, prefix
+from fleetplane.rpc.serving.handlers import ImmediateAnswer
+from fleetplane.rpc.serving.metadata import BadTimeout, parse_timeout
 
 _DONE: Final = object()
 
@@ -82,6 +83,8 @@ class Shortcut:
         request = self._request(receive, send)
         if isinstance(request, Handover):
             return request
+        if CONNECTION in scope:
+            scope[CONNECTION].body_bytes += len(request)
         try:
             answer = self._answer(request, fields)
         except Exception as error:
