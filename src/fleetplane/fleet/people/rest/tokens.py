@@ -1,0 +1,141 @@
+"""Tokens of programs: made with some roles at one scope, shown once, revoked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from fleetplane.fleet.people import shapes
+from fleetplane.fleet.people.rest.parts import PeopleCall, PeopleParts
+from fleetplane.fleet.people.rights import MANAGE, READ
+from fleetplane.fleet.resources import scopes
+from fleetplane.kernel.access import Role
+from fleetplane.kernel.errors import InvalidArgument, NotFound
+from fleetplane.kernel.identity.tokens import TokenRecord
+from fleetplane.kernel.values.times import spelled, spelled_or_null
+from fleetplane.web.rest.routes import Answer, Route
+
+TAG = "Tokens"
+TOKEN_LIFE_LIMIT_SECONDS = 10 * 365 * 86_400
+_TOKEN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+:-]{0,127}")
+"""Nothing by which the audit log tells an actor from what its write was signed with."""
+
+
+class TokenRoutes:
+    def __init__(self, people: PeopleParts) -> None:
+        self._people = people
+
+    def routes(self) -> Iterator[Route]:
+        yield Route(
+            method="GET",
+            path="/tokens",
+            handler=self.tokens,
+            tag=TAG,
+            permission=READ,
+            summary="List tokens of programs; none can be read again",
+            answer=shapes.TokenList,
+        )
+        yield Route(
+            method="POST",
+            path="/tokens",
+            handler=self.make_token,
+            tag=TAG,
+            permission=MANAGE,
+            summary="Make a token with some roles at one scope, which ends by itself; shown once",
+            body=shapes.TokenBody,
+            answer=shapes.ShownToken,
+            status=201,
+            recheck=self._check_make,
+        )
+        yield Route(
+            method="DELETE",
+            path="/tokens/{name}",
+            handler=self.revoke_token,
+            tag=TAG,
+            permission=MANAGE,
+            summary="Revoke a token",
+            status=204,
+        )
+
+    def _ours(self) -> list[tuple[TokenRecord, str]]:
+        """Tokens with the paths at which they hold; domains list those that they keep for themselves."""
+        return [
+            (record, path)
+            for record in self._people.operators.tokens.records()
+            if record.roles and (path := self._people.door.tree.path(record.scope)) is not None
+        ]
+
+    async def tokens(self, call: PeopleCall) -> Answer[shapes.TokenList]:
+        found = [_token(one, path) for one, path in self._ours() if self._people.may(call, READ, path)]
+        return Answer(content=shapes.TokenList(items=found))
+
+    def _check_make(self, call: PeopleCall) -> None:
+        """Also before a kept answer, which has the token in it, is given once more."""
+        body: shapes.TokenBody = call.body
+        path = scopes.parsed(body.scope)
+        if not _TOKEN_NAME.fullmatch(body.name):
+            raise InvalidArgument(
+                "has 1 to 128 of a-z, A-Z, 0-9 and . _ @ + : -, and begins with a letter or digit",
+                field="name",
+            )
+        if not body.roles:
+            raise InvalidArgument("needs at least one role", field="roles")
+        if not 1 <= body.expires_in_seconds <= TOKEN_LIFE_LIMIT_SECONDS:
+            raise InvalidArgument(
+                f"is between 1 and {TOKEN_LIFE_LIMIT_SECONDS} seconds", field="expiresInSeconds"
+            )
+        for role in body.roles:
+            self._people.rights.check_give(call.caller.principal, role, path)
+        self._people.check_above(call, f"token/{body.name}")
+
+    async def make_token(self, call: PeopleCall) -> Answer[shapes.ShownToken]:
+        body: shapes.TokenBody = call.body
+        path = scopes.parsed(body.scope)
+        self._check_make(call)
+        stored = [
+            one for one in self._people.door.tree.stored(path) if self._people.door.tree.path(one) == path
+        ]
+        token = await self._people.operators.tokens.create(
+            body.name,
+            roles=frozenset(Role(role) for role in body.roles),
+            scope=stored[-1] if path.count("/") > 2 else stored[0],
+            actor=call.caller.name,
+            life_seconds=float(body.expires_in_seconds),
+        )
+        made = next(one for one, _ in self._ours() if one.name == body.name)
+        return Answer(content=_token(made, path, token=token))
+
+    def _check_revoke(self, call: PeopleCall, record: TokenRecord, path: str) -> None:
+        """Whoever revokes a token must hold what it holds there: administrators do not cut owners off."""
+        held = {str(role) for role in record.roles} | {
+            one.spec.role
+            for one in self._people.bindings.of((f"token/{record.name}",))
+            if scopes.covers(path, one.spec.scope)
+        }
+        for role in sorted(
+            held & self._people.rights.roles
+        ):  # one that no domain declares any more has nothing
+            self._people.rights.check_give(call.caller.principal, role, path)
+
+    async def revoke_token(self, call: PeopleCall) -> Answer[None]:
+        name = call.path["name"]
+        found = next(((one, path) for one, path in self._ours() if one.name == name), None)
+        missing = f"there is no token {name[:64]!r}"
+        if found is None:
+            raise NotFound(missing, field="name")
+        self._people.check_at(call, found[1], missing)
+        self._check_revoke(call, *found)
+        await self._people.operators.tokens.revoke(name, actor=call.caller.name)
+        await self._people.bindings.forget(f"token/{name}", actor=call.caller.name)
+        return Answer(content=None)
+
+
+def _token(record: TokenRecord, path: str, *, token: str = "") -> shapes.ShownToken:
+    return shapes.ShownToken(
+        name=record.name,
+        roles=sorted(record.roles),
+        scope=path,
+        created_at=spelled(record.created_at_ns),
+        expires_at=spelled_or_null(record.expires_at_ns),
+        token=token,
+    )

@@ -1,0 +1,161 @@
+"""Changes of every public resource, in the order of their revisions, for any number of watchers.
+
+One task follows the store (`fleet/feeds/ring.py`) and makes every change once; an object is encoded when
+somebody first wants it. What each object was called is remembered, so that a deletion is told to whoever
+could see the object, although what named its scope may be gone already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from fleetplane.fleet.feeds.ring import RING_EVENTS, WHOLE, EventRing
+from fleetplane.fleet.resources import objects
+from fleetplane.fleet.resources.catalogue import Catalogue, Entry, Member
+from fleetplane.fleet.resources.declaration import Reading, Verb
+from fleetplane.fleet.resources.objects import Identity
+from fleetplane.kernel.events import Event, EventType
+from fleetplane.kernel.identity.revocation import REVOCATION
+from fleetplane.kernel.resources import AnyResource, Key
+from fleetplane.kernel.store import Store
+
+PACE_SECONDS = 0.02
+"""Between two looks at the store: a busy writer is followed fifty times a second, whatever its pace."""
+_ENCODER = msgspec.json.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """An object as it was after one change."""
+
+    member: Member
+    stored: AnyResource
+    called: Identity
+
+
+class Change:
+    """One change of one object; without an entry, of something that may end a watch."""
+
+    part = 0
+
+    def __init__(
+        self,
+        revision: int,
+        type_: EventType,
+        reading: Reading,
+        *,
+        entry: Entry | None = None,
+        before: Version | None = None,
+        after: Version | None = None,
+        is_logged: bool = False,
+    ) -> None:
+        self.revision = revision
+        self.type = type_
+        self.entry = entry
+        self.before = before
+        """Of a deletion, the last version."""
+        self.after = after
+        """None if it is gone."""
+        self.is_logged = is_logged
+        """Read from the log, which does not have what was there before a modification."""
+        self._reading = reading
+
+    @cached_property
+    def shown_before(self) -> Mapping[str, Any]:
+        assert self.before is not None
+        return _shown(self.before, self._reading)
+
+    @cached_property
+    def shown_after(self) -> Mapping[str, Any]:
+        assert self.after is not None
+        return _shown(self.after, self._reading)
+
+    @cached_property
+    def encoded_before(self) -> bytes:
+        return _ENCODER.encode(self.shown_before)
+
+    @cached_property
+    def encoded_after(self) -> bytes:
+        return _ENCODER.encode(self.shown_after)
+
+
+def _shown(version: Version, reading: Reading) -> Mapping[str, Any]:
+    return objects.shown(version.member.resource, version.stored, reading, called=version.called)
+
+
+class Changes:
+    """The ring of recent changes, and the log of older ones."""
+
+    def __init__(self, store: Store, catalogue: Catalogue, *, ring_events: int = RING_EVENTS) -> None:
+        self._store = store
+        self._catalogue = catalogue
+        self._known: dict[Key, Version] = {
+            found.stored.key: Version(found.member, found.stored, found.called)
+            for entry in catalogue.entries
+            if Verb.WATCH in entry.resource.verbs and entry.resource.is_stored
+            for found in entry.all(store)
+        }
+        self._kinds = kinds = (*catalogue.kinds, REVOCATION)
+        self.ring: EventRing[Change] = EventRing(
+            store, kinds=kinds, events_of=self._followed, ring_events=ring_events, pace_seconds=PACE_SECONDS
+        )
+        self._log: EventRing[Change] = EventRing(store, kinds=kinds, events_of=self._logged)
+
+    def __repr__(self) -> str:
+        return f"<Changes objects={len(self._known)} {self.ring!r}>"
+
+    async def run(self) -> None:
+        """Follow the store, until cancelled."""
+        await self.ring.run()
+
+    @property
+    def complete_until(self) -> int:
+        """Up to which revision everything public is, or was, in the ring: others may have changed since."""
+        if all(self._store.kind_revision(kind) <= self.ring.revision for kind in self._kinds):
+            return max(self.ring.revision, self._store.revision)
+        return self.ring.revision
+
+    async def logged(self, after: int, until: int) -> AsyncGenerator[Change]:
+        """Changes after a revision up to another, from the database; raises `Compacted`."""
+        async for change in self._log.history((after, WHOLE), until):
+            yield change
+
+    def _followed(self, event: Event) -> Iterator[Change]:
+        """The change that an event is, with what was there before; asked once for each event, in order."""
+        stored = event.resource
+        if stored.kind == REVOCATION.name:
+            yield Change(event.revision, event.type, self._store)
+            return
+        entry, member = self._catalogue.by_kind[stored.kind]
+        before = self._known.pop(stored.key, None)
+        after = None
+        if event.type is not EventType.DELETED and member.resource.shows(stored):
+            called = objects.identity(member.resource, stored, self._store)
+            self._known[stored.key] = after = Version(member, stored, called)
+        if before is not None or after is not None:
+            yield Change(event.revision, event.type, self._store, entry=entry, before=before, after=after)
+
+    def _logged(self, event: Event) -> Iterator[Change]:
+        stored = event.resource
+        found = self._catalogue.by_kind.get(stored.kind)
+        if found is None:
+            return
+        entry, member = found
+        if stored.spec is None or not member.resource.shows(stored):
+            return
+        version = Version(member, stored, objects.identity(member.resource, stored, self._store))
+        gone = event.type is EventType.DELETED
+        yield Change(
+            event.revision,
+            event.type,
+            self._store,
+            entry=entry,
+            before=version if gone else None,
+            after=None if gone else version,
+            is_logged=True,
+        )

@@ -1,0 +1,291 @@
+"""Runs: one action on many agents, in the order and with the care that the run's policy asks for.
+
+A run is a command of the ledger whose targets are held, and a record beside it, written in one
+transaction. A driver per run sees it through. What became of each target is the ledger's; a run
+is over when every target has its outcome, also across a restart of the server. Does not know how
+a command travels, nor what it does: that is the domain's `RunChannel`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+import msgspec
+import structlog
+
+from fleetplane.fleet.runs.channel import C, RunChannel, RunOrder, T
+from fleetplane.fleet.runs.driver import Driver, DriverContext
+from fleetplane.fleet.runs.events import Ended, RunEvent, TargetEnded
+from fleetplane.fleet.runs.feed import RunFeed, RunFeeds
+from fleetplane.fleet.runs.records import Run, RunBeside, RunBook, RunSpec, RunState, S, Summary
+from fleetplane.fleet.runs.targets import Resolution, Skipped, SkipReason, resolve
+from fleetplane.kernel.actors import who
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, OPEN, Commands, CommandTarget, state_of
+from fleetplane.kernel.commands.kinds import targets_scope
+from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
+from fleetplane.kernel.store import Store
+
+log = structlog.get_logger(__name__)
+
+SKIPPED_LIMIT = 1000
+"""Of those who were left out, written down with a run."""
+MISSING_LIMIT = 1000
+"""Names in a target that are nobody's: a record would keep megabytes of them."""
+RUNS_LIMIT = 1000
+"""Of one tenant that have not ended."""
+TARGETS_LIMIT = 20_000
+"""Of one tenant's runs that have not ended: two runs over as many as a command can have, and a fifth of the
+100,000 targets that a channel has for everybody."""
+LONGEST_SECONDS = 7 * 86_400.0
+"""Of a run, from its start: what is still held then expires."""
+SWEEP_SECONDS = 3600.0
+STORED = "stored"
+"""The epoch of events that are read from the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancelled:
+    """What cancelling a run came to, in targets."""
+
+    cancelled: int = 0
+    told_to_stop: int = 0
+    """Of agents that cannot stop what they are at: what they say later is their outcome."""
+
+
+class Runs(Generic[S, T, C]):
+    """The runs of one domain."""
+
+    def __init__(self, store: Store, clock: Clock, channel: RunChannel[S, T, C]) -> None:
+        self._store = store
+        self._clock = clock
+        self._channel = channel
+        self._ledger = channel.ledger
+        self._feeds = RunFeeds(clock)
+        self._book = RunBook(store, channel.kind, domain=channel.domain)
+        self._context = DriverContext(store=store, clock=clock, channel=channel, book=self._book)
+        self._wanted: asyncio.Queue[Driver[S]] = asyncio.Queue()
+        self._driven: dict[str, Run[S]] = {}
+        """Runs that have not ended, by name."""
+        self.ended: Counter[RunState] = Counter()
+        """Runs that came to their end here."""
+
+    def __repr__(self) -> str:
+        return f"<Runs {self._channel.domain} {self._feeds!r}>"
+
+    @property
+    def open_count(self) -> int:
+        """Runs that have not ended."""
+        return len(self._driven)
+
+    @property
+    def ledger(self) -> Commands:
+        return self._ledger
+
+    # Starting and stopping.
+
+    def preview(self, scope: str, target: T, *, wait: bool = False) -> Resolution:
+        """Who would take part in a run, and who is left out and why."""
+        candidates, missing = self._channel.candidates(scope, target)
+        return resolve(candidates, missing, is_present=self._channel.is_present, wait=wait)
+
+    def _taking_part(self, order: RunOrder[T, C]) -> Resolution:
+        found = self.preview(order.scope, order.target, wait=order.policy.wait or order.keeps_absent)
+        unable = {name for name in found.resolved if not self._channel.is_able(order, name)}
+        if not unable:
+            return found
+        return Resolution(
+            resolved=tuple(name for name in found.resolved if name not in unable),
+            skipped=(
+                *found.skipped,
+                *(Skipped(node_id=name, reason=SkipReason.UNSUPPORTED) for name in sorted(unable)),
+            ),
+        )
+
+    async def start(self, order: RunOrder[T, C]) -> Run[S]:
+        """Begin a run; it goes on by itself. Nothing begins unless enough targets can be reached."""
+        policy = order.policy
+        policy.check()
+        issue = self._channel.issue(order)
+        found = self._taking_part(order)
+        if len(found.resolved) < policy.require_min:
+            raise FailedPrecondition(
+                f"{len(found.resolved)} targets can be reached, {policy.require_min} are required",
+                details={"cause": "RequireMinNotSatisfied"},
+            )
+        if not found.resolved:
+            raise Unavailable(
+                self._channel.nobody,
+                details={"cause": self._channel.nobody_cause},
+                hint="`preview` shows which targets are selected, and why others are left out",
+            )
+        self._check_room(order.scope, found)
+        common = RunSpec(
+            policy=policy,
+            actor=who(order.actor),
+            targets=len(found.resolved),
+            skipped_count=len(found.skipped),
+            skipped=found.skipped[:SKIPPED_LIMIT],
+            started_at_ns=self._clock.now_ns(),
+        )
+        beside = RunBeside(kind=self._channel.kind, scope=order.scope, spec=self._channel.spec(order, common))
+        command = await self._ledger.issue(
+            order.scope,
+            issue.verb,
+            list(found.resolved),
+            actor=order.actor,
+            payload=issue.payload,
+            wait=policy.wait,
+            repeatable=issue.repeatable,
+            hold=True,
+            beside=beside,
+            deliver_within_seconds=policy.deliver_within_seconds if policy.wait else LONGEST_SECONDS,
+            run_for_seconds=issue.run_for_seconds,
+        )
+        self._channel.left_out(found.skipped)
+        run = self.get(order.scope, command.name)
+        happened, shown = f"{self._channel.domain}.run.started", self._channel.shown_id(command.name)
+        log.info(happened, run=shown, tool=issue.verb, targets=len(found.resolved))
+        self._drive_from_here(run)
+        return run
+
+    def _check_room(self, scope: str, found: Resolution) -> None:
+        """Refuse a run that would leave others too little."""
+        missing = sum(one.reason is SkipReason.NOT_FOUND for one in found.skipped)
+        if missing > MISSING_LIMIT:
+            raise InvalidArgument(
+                f"names {missing} targets that do not exist; at most {MISSING_LIMIT} may be missing",
+                field="target",
+            )
+        tenant = self._channel.tenant(scope)
+        going = [run for run in self._driven.values() if self._channel.tenant(run.scope) == tenant]
+        targets = sum(run.spec.targets for run in going)
+        if len(going) >= RUNS_LIMIT or targets + len(found.resolved) > TARGETS_LIMIT:
+            raise ResourceExhausted(
+                f"{len(going)} runs over {targets} targets have not ended; at most {RUNS_LIMIT} runs over "
+                f"{TARGETS_LIMIT} targets may go on at once",
+                hint="wait for some to end, or cancel them",
+            )
+
+    def _drive_from_here(self, run: Run[S], *, resumed: bool = False) -> None:
+        """Give a run its driver, unless it has one."""
+        if run.name in self._driven:
+            return
+        command = self._store.get(COMMAND, run.scope, run.name)
+        assert command is not None, "a run's command is kept for as long as it goes on"
+        self._driven[run.name] = run
+        feed = self._feeds.open(run.name)
+        self._wanted.put_nowait(Driver(self._context, run, command, feed, resumed=resumed))
+
+    async def cancel(self, scope: str, run_id: str, *, actor: str) -> Cancelled:
+        """Cancel a run. Targets already sent are asked to stop; held targets are dropped."""
+        run = self.get(scope, run_id)
+        command = self._store.get(COMMAND, run.scope, run.name)
+        if command is None or command.status is None or not command.status.open:
+            return Cancelled()
+        before = command.status.open
+        await self._book.conclude(run, RunState.CANCELLED, actor=actor)
+        await self._ledger.cancel(run.scope, run.name, actor=actor)
+        left = [one for one in self.targets(run) if one.status is not None and one.status.told_to_stop]
+        told = sum(state_of(one) in OPEN for one in left)
+        return Cancelled(cancelled=before - told, told_to_stop=told)
+
+    # Looking.
+
+    def get(self, scope: str, run_id: str) -> Run[S]:
+        """A run of this scope; raises `NotFound`."""
+        return self._book.get(scope, run_id)
+
+    def find(self, scope: str, run_id: str) -> Run[S] | None:
+        """The run, or None."""
+        return self._book.find(scope, run_id)
+
+    def list(self, scope: str) -> list[Run[S]]:
+        """The newest first."""
+        return self._book.list(scope)
+
+    def targets(self, run: Run[S]) -> Sequence[CommandTarget]:
+        """What became of each; nothing is known of runs that ended long ago."""
+        command = self._store.get(COMMAND, run.scope, run.name)
+        return self._ledger.targets(command) if command is not None else ()
+
+    def target(self, run: Run[S], name: str) -> CommandTarget | None:
+        """What became of one of them."""
+        return self._store.get(COMMAND_TARGET, targets_scope(run.scope, run.name), name)
+
+    def summary(self, run: Run[S]) -> Summary:
+        kept = run.status.summary if run.status is not None else None
+        return kept or Summary.of(self.targets(run))
+
+    def feed(self, run: Run[S]) -> RunFeed | None:
+        """What is still known of how it went; None after a restart."""
+        return self._feeds.get(run.name)
+
+    async def follow(self, run: Run[S], *, mark: str = "") -> AsyncIterator[RunEvent | None]:
+        """What happened and happens in a run after a reader's mark; None where something is missing.
+
+        A mark from before a restart means nothing any more, and everything known is told again. Of a
+        run that ended before the restart, the results are told from what is stored.
+        """
+        epoch, _, number = mark.rpartition("-")
+        seen = int(number) if number.isdecimal() and len(number) <= 12 else 0
+        feed = self.feed(run)
+        if feed is not None:
+            async for event in feed.after(seen if epoch == feed.epoch else 0):
+                yield event
+            return
+        seen = seen if epoch == STORED else 0
+        for place, event in enumerate(self._stored(run), 1):
+            if place > seen:
+                yield msgspec.structs.replace(event, number=place, epoch=STORED)
+
+    def _stored(self, run: Run[S]) -> Iterator[RunEvent]:
+        for target in self.targets(run):
+            if state_of(target) not in OPEN:
+                yield TargetEnded(target=target)
+        if run.status is not None and run.status.ended_at_ns is not None:
+            yield Ended(summary=self.summary(run), state=run.status.state)
+
+    def progressed(self, name: str, command: str, stream: str, output: bytes) -> None:
+        """Take some output of a target, or its report on how far it is."""
+        self._feeds.add_output(command, name, stream, output)
+
+    # Going on.
+
+    async def prepare(self) -> None:
+        """Take up the runs that an earlier server left unfinished; after the ledger has recovered."""
+        for run in self._book.unfinished():
+            self._drive_from_here(run, resumed=True)
+
+    async def run(self) -> None:
+        """Drive every run and forget the oldest, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._sweep(), name=f"{self._channel.domain}/runs/sweep")
+            tasks.create_task(self._adopt(), name=f"{self._channel.domain}/runs/adopt")
+            while True:
+                driver = await self._wanted.get()
+                tasks.create_task(self._drive(driver), name=f"{self._channel.domain}/run/{driver.name}")
+
+    async def _drive(self, driver: Driver[S]) -> None:
+        state = await driver.drive()
+        self._driven.pop(driver.run, None)
+        self.ended[state] += 1
+
+    async def _adopt(self) -> None:
+        """Drive runs that were written although whoever started them went away before hearing so."""
+        kind = self._channel.kind
+        async with self._store.watch(kind) as watch:
+            async for batch in watch:
+                for event in batch.events:
+                    run = self._store.get(kind, event.resource.scope, event.resource.name)
+                    if run is not None and (run.status is None or run.status.ended_at_ns is None):
+                        self._drive_from_here(run)
+
+    async def _sweep(self) -> None:
+        while True:
+            await self._clock.sleep(SWEEP_SECONDS)
+            await self._book.sweep(self._clock.now_ns())

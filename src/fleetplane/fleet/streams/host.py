@@ -1,0 +1,334 @@
+"""One bidirectional stream of one agent, from its first message to its end.
+
+The first message proves which agent it is. One task reads and one writes; outgoing messages wait in
+the session's bounded queue. A newer stream of the same agent supersedes the older one, whose
+unfinished work is settled before the newer stream opens. An agent that does not read is disconnected
+after a write time-out. An agent that sends faster than the policy allows is read at that rate: it
+feels back-pressure, and nothing is dropped. A revocation ends the stream at once, also while a write
+is blocked. When the server stops, each agent gets a last message first.
+
+Admission, the meaning of messages and the wording of the end belong to the domain: its
+`StreamProtocol`. Messages are whatever the transport delivers: bytes, or decoded messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from fleetplane.fleet.streams.presence import L, Out, Presences
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.sessions.sessions import STOPPING, SUPERSEDED, Session, Sessions
+from fleetplane.rpc import CallContext, Rate
+from fleetplane.rpc.admission import Bucket
+from fleetplane.rpc.serving.exchange import ClientGone
+
+log = structlog.get_logger(__name__)
+
+TURN_MESSAGES = 64
+"""Messages of one stream handled before other tasks get a turn of the event loop: some milliseconds."""
+SETTLE_ATTEMPTS = 4
+"""At settling an ended stream, which its connection, its deadline and the end of the server may cut short."""
+STUCK = "stuck"
+"""Why a stream is ended: its agent does not read what it is sent."""
+
+In = TypeVar("In")
+In_contra = TypeVar("In_contra", contravariant=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPolicy:
+    hello_seconds: float = 10.0
+    """From the opening of a stream to its first message."""
+    queue_limit: int = 64
+    """Messages waiting to be written."""
+    write_seconds: float = 60.0
+    """Time-out of one write. Small messages fit into the flow-control window and leave at once."""
+    pace: Rate | None = None
+    """The rate at which one agent's messages are read; None: as fast as they are handled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending(Generic[Out]):
+    """The last message and the status of a stream that the server ends."""
+
+    last: Out | None = None
+    """A message before the status."""
+    error: Exception | None = None
+    """The status; None ends the stream with OK."""
+
+
+class Entrance(Protocol[Out, L]):
+    """Registers an authenticated stream as its agent's current one."""
+
+    async def __call__(
+        self,
+        agent: str,
+        live: Callable[[Session[Out]], L],
+        *,
+        principal: str,
+        serial: int | None = None,
+        check: Callable[[L], None] | None = None,
+        settle: Callable[[], Awaitable[None]] | None = None,
+    ) -> L:
+        """Ends the agent's older stream and settles it, then opens a session and makes a `Live` of it.
+
+        `check` raises if an older stream must not be superseded. `settle` is awaited while the agent has
+        no open stream; it handles what an earlier stream or an earlier server process left unfinished.
+        Raises if the caller was revoked meanwhile, or too many sessions are open.
+        """
+
+
+class StreamProtocol(Protocol[In_contra, Out, L]):
+    """The domain's part."""
+
+    async def admit(self, first: In_contra | None, context: CallContext, enter: Entrance[Out, L]) -> L:
+        """Authenticate, and call `enter` once, or raise. `first` is None if no message came in time."""
+
+    def opened(self, live: L) -> None:
+        """Called after the response headers were sent."""
+
+    async def arrived(self, live: L) -> None:
+        """Send what waited for the agent; runs beside reader and writer, and is cancelled with them."""
+
+    async def take(self, live: L, message: In_contra) -> None:
+        """Handle a message; an exception ends the stream."""
+
+    async def left(self, live: L) -> None:
+        """Settle the unfinished work of an ended stream; a newer stream of the same agent waits for it.
+
+        Called again if it was cancelled before it finished.
+        """
+
+    def ending(self, live: L, reason: str, error: Exception | None) -> Ending[Out]:
+        """`error` is what reading or `take` raised; otherwise the session's `reason` says why it ended."""
+
+
+class StreamHost(Generic[In, Out, L]):
+    def __init__(
+        self,
+        protocol: StreamProtocol[In, Out, L],
+        *,
+        stream: str,
+        presences: Presences[L],
+        sessions: Sessions,
+        clock: Clock,
+        policy: StreamPolicy,
+    ) -> None:
+        """`stream` names the kind of stream in the sessions."""
+        self._protocol = protocol
+        self._stream = stream
+        self._presences = presences
+        self._sessions = sessions
+        self._clock = clock
+        self._policy = policy
+
+    def __repr__(self) -> str:
+        return f"<StreamHost {self._stream} {self._presences!r}>"
+
+    async def serve(self, requests: AsyncIterator[In], context: CallContext) -> None:
+        first = await self._first(requests)
+        live = await self._admit(first, context)
+        found: list[Exception] = []
+        try:
+            await context.send_initial_metadata(())
+            self._protocol.opened(live)
+            async with asyncio.TaskGroup() as tasks:
+                reader = tasks.create_task(self._listen(requests, live, found))
+                arrival = tasks.create_task(self._protocol.arrived(live))
+                await self._speak(live, context)
+                reader.cancel()
+                arrival.cancel()
+        finally:
+            live.session.close()
+            await self._settle(live)
+        await self._end(live, context, found[0] if found else None)
+
+    def stop(self, last: Callable[[L], Out] | None = None) -> None:
+        """Close all streams because the server stops, each after the message that `last` makes, if any."""
+        for live in self._presences:
+            if last is not None:
+                live.session.offer(last(live))
+        self._sessions.close_all(STOPPING, flush=True)
+
+    # Beginning.
+
+    async def _first(self, requests: AsyncIterator[In]) -> In | None:
+        try:
+            async with asyncio.timeout(self._policy.hello_seconds):
+                return await anext(requests, None)
+        except TimeoutError:
+            return None
+
+    async def _admit(self, first: In | None, context: CallContext) -> L:
+        entered: list[L] = []
+
+        async def enter(
+            agent: str,
+            live: Callable[[Session[Out]], L],
+            *,
+            principal: str,
+            serial: int | None = None,
+            check: Callable[[L], None] | None = None,
+            settle: Callable[[], Awaitable[None]] | None = None,
+        ) -> L:
+            assert not entered, "a stream enters once"
+            while True:
+                await self._make_way(agent, check)
+                if settle is not None:
+                    await settle()
+                if self._holder(agent) is None:
+                    break
+            # Nothing is awaited from here on: of two that waited for the same place, one has it.
+            session: Session[Out] = self._sessions.open(
+                agent, self._stream, limit=self._policy.queue_limit, principal=principal, serial=serial
+            )
+            entered.append(live(session))
+            self._presences.came(entered[0])
+            return entered[0]
+
+        try:
+            return await self._protocol.admit(first, context, enter)
+        except BaseException:
+            for live in entered:
+                live.session.close()
+                await self._settle(live)
+            raise
+
+    def _holder(self, agent: str) -> L | None:
+        """The agent's current stream, until it is settled."""
+        live = self._presences.current(agent)
+        return live if live is not None and not live.is_over else None
+
+    async def _make_way(self, agent: str, check: Callable[[L], None] | None) -> None:
+        """Supersede the agent's current stream, and settle its work before the new stream opens."""
+        while (older := self._holder(agent)) is not None:
+            if check is not None and older.session.is_open:
+                check(older)
+            older.session.close(SUPERSEDED)
+            await self._settle(older, own=False)
+
+    # Writing.
+
+    async def _speak(self, live: L, context: CallContext) -> None:
+        """Write until the session ends; a connection that broke, or is not read, ends it."""
+        try:
+            async for message in live.session:
+                waiting = context.push(message)
+                if waiting is not None:  # the transport has no room for it yet
+                    await self._written(live.session, waiting)
+        except ClientGone:
+            live.session.close()
+        except TimeoutError:
+            live.session.close(STUCK)
+
+    async def _written(self, session: Session[Out], waiting: Awaitable[None]) -> None:
+        """Await a blocked write until its time-out, or until the session is closed without a flush."""
+        async with asyncio.timeout(self._policy.write_seconds) as limit:
+
+            def cut(_closed: asyncio.Future[str]) -> None:
+                if not session.flushing:
+                    limit.reschedule(asyncio.get_running_loop().time())
+
+            session.closed.add_done_callback(cut)
+            try:
+                await waiting
+            finally:
+                session.closed.remove_done_callback(cut)
+
+    # Reading.
+
+    async def _listen(self, requests: AsyncIterator[In], live: L, found: list[Exception]) -> None:
+        """Never raises: an error here ends the stream by way of its writer.
+
+        Each message is handled before the next is read; the unread ones are the agent's back-pressure.
+        """
+        pace = _Pace(self._policy.pace, self._clock) if self._policy.pace is not None else None
+        taken = 0
+        try:
+            async for message in requests:
+                await self._protocol.take(live, message)
+                taken += 1
+                if taken % TURN_MESSAGES == 0:
+                    await asyncio.sleep(0)
+                if pace is not None and await pace.keep():
+                    log.warning("streams.agent_slowed", stream=self._stream, agent=live.agent)
+        except ClientGone:
+            pass  # its connection broke: nothing is wrong, and nobody is there to be told
+        except Exception as error:
+            found.append(error)
+        finally:
+            live.session.close(flush=True)
+
+    # Ending.
+
+    async def _settle(self, live: L, *, own: bool = True) -> None:
+        """Settle a stream once: at its own end or when a newer stream replaces it, whichever comes first.
+
+        If the newer stream is cancelled meanwhile, the older one's own end settles it from the start.
+        """
+        while not live.is_over:
+            if live.settling is not None:
+                await asyncio.wait((live.settling,))
+                continue
+            settling = live.settling = asyncio.get_running_loop().create_future()
+            try:
+                if self._presences.current(live.agent) is live:
+                    await (self._left(live) if own else self._protocol.left(live))
+            except asyncio.CancelledError:
+                live.settling = settling if own else None
+                raise
+            finally:
+                if live.settling is not None:
+                    self._presences.gone(live)
+                settling.set_result(None)
+
+    async def _left(self, live: L) -> None:
+        """Settle from the start if cancelled: an agent often ends its stream and then cuts the connection.
+
+        Nobody else would settle it. The cancellation is passed on afterwards.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        for _ in range(SETTLE_ATTEMPTS):
+            try:
+                await self._protocol.left(live)
+                break
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+
+    async def _end(self, live: L, context: CallContext, error: Exception | None) -> None:
+        """Send the reason of the end, unless the agent ended the stream."""
+        ending = self._protocol.ending(live, live.session.reason or "", error)
+        if ending.last is not None:
+            try:
+                async with asyncio.timeout(self._policy.write_seconds):
+                    await context.write(ending.last)
+            except (ClientGone, TimeoutError):
+                pass  # the status says the same
+        if ending.error is not None:
+            raise ending.error
+
+
+class _Pace:
+    """How fast the messages of one stream are taken."""
+
+    def __init__(self, rate: Rate, clock: Clock) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._bucket = Bucket(tokens=float(rate.burst), filled_at=clock.monotonic())
+        self._slowed = False
+
+    async def keep(self) -> bool:
+        """Wait until the next message may be taken; True the first time that this takes time."""
+        first = False
+        while (seconds := self._bucket.take(self._rate, self._clock.monotonic())) > 0:
+            first = first or not self._slowed
+            self._slowed = True
+            await self._clock.sleep(seconds)
+        return first
