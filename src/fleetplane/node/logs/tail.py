@@ -1,0 +1,189 @@
+"""Reads a log in batches and forgets nothing: not at a rotation, not at a restart. Blocking.
+
+The log's own files are the buffer. What has been read counts only once it is committed, and
+what is not committed is read again; so a server that is slow or away costs disk and no memory. Beyond
+a bound the oldest file goes, read or not, and the loss is counted.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from fleetplane.node.logs.files import NotALog, look, open_log
+from fleetplane.node.logs.segments import Position, Seen, advance, observe
+
+BATCH_LINES: Final = 500
+BATCH_BYTES: Final = 1024 * 1024
+LINE_LIMIT_BYTES: Final = 64 * 1024
+ROTATE_BYTES: Final = 100 * 1024 * 1024
+ROTATED_KEPT: Final = 3
+LATE_SECONDS: Final = 60.0
+"""A worker that has not reopened its log yet still writes into the old file; it is watched this long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    place: str
+    """Unique to this line, and the same whenever it is read."""
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    lines: tuple[Line, ...]
+    after: Position
+
+    @property
+    def full(self) -> bool:
+        return len(self.lines) >= BATCH_LINES
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """What is on disk. One file, so that what was counted and what was read never disagree."""
+
+    position: Position
+    note: str = ""
+
+
+class Tail:
+    def __init__(
+        self,
+        log: Path,
+        position_file: Path,
+        *,
+        epoch: str,
+        rotate_bytes: int = ROTATE_BYTES,
+        late_seconds: float = LATE_SECONDS,
+    ) -> None:
+        self._log = log
+        self._position_file = position_file
+        self._rotate_bytes = rotate_bytes
+        self._late_seconds = late_seconds
+        stored = self._read_stored(epoch)
+        self._position = stored.position
+        self.note = stored.note
+        """Whatever was to be remembered together with the last commit."""
+        self.lost_bytes = 0
+        self.oversize_lines = 0
+        self.refused: tuple[str, ...] = ()
+        """Files under the log's names that are none, at the last look."""
+
+    def __repr__(self) -> str:
+        return f"<Tail {self._log.name} segments={len(self._position.segments)} lost={self.lost_bytes}>"
+
+    def _read_stored(self, epoch: str) -> Stored:
+        try:
+            return msgspec.json.decode(self._position_file.read_bytes(), type=Stored)
+        except (FileNotFoundError, msgspec.MsgspecError):
+            return Stored(position=Position(epoch=epoch))
+
+    # Reading.
+
+    def read(self) -> Batch:
+        """The next lines that were not committed yet; none if all were."""
+        paths, seen = self._logs()
+        position = observe(self._position, seen)
+        lines: list[Line] = []
+        room = BATCH_BYTES
+        for path, segment in zip(paths, position.segments, strict=True):
+            if len(lines) >= BATCH_LINES or room <= 0:
+                break
+            taken, offset = self._take(path, segment.offset, BATCH_LINES - len(lines), room)
+            prefix = f"{position.epoch}:{segment.generation}"
+            lines += [Line(place=f"{prefix}:{at}", text=text) for at, text in taken]
+            room -= offset - segment.offset
+            position = advance(position, segment.generation, offset)
+        return Batch(lines=tuple(lines), after=position)
+
+    def _take(self, path: Path, start: int, count: int, room: int) -> tuple[list[tuple[int, bytes]], int]:
+        """Whole lines from `start` on, each with its offset, and where the next one begins."""
+        with open_log(path) as file:
+            file.seek(start)
+            chunk = file.read(max(room, LINE_LIMIT_BYTES + 1))
+        found: list[tuple[int, bytes]] = []
+        at = 0
+        while len(found) < count and (end := chunk.find(b"\n", at)) >= 0:
+            if end - at > LINE_LIMIT_BYTES:
+                self.oversize_lines += 1
+            else:
+                found.append((start + at, chunk[at:end]))
+            at = end + 1
+        if at == 0 and len(chunk) > LINE_LIMIT_BYTES:  # no end in sight: what is left of it will not parse
+            self.oversize_lines += 1
+            at = len(chunk)
+        return found, start + at
+
+    def commit(self, batch: Batch, note: str = "") -> None:
+        """The lines of this batch need never be read again.
+
+        Not synced to disk: after a power failure they may come once more, under the same places.
+        """
+        self._position, self.note = batch.after, note
+        staged = self._position_file.with_name(f".{self._position_file.name}.tmp")
+        staged.write_bytes(msgspec.json.encode(Stored(position=batch.after, note=note)))
+        staged.replace(self._position_file)
+
+    # Rotating.
+
+    @property
+    def due(self) -> bool:
+        """Is the log too long?"""
+        try:
+            return self._log.stat().st_size > self._rotate_bytes
+        except FileNotFoundError:
+            return False
+
+    def rotate(self) -> None:
+        """Rotate the log; its writer must then be asked to reopen it."""
+        last = max((_number(path) for path in self._rotated()), default=0)
+        self._log.rename(self._log.with_name(f"{self._log.name}.{last + 1}"))
+
+    def retire(self) -> None:
+        """Remove files that have been read to their end and are left alone, and those too many."""
+        rotated = self._rotated()
+        for index, path in enumerate(rotated):
+            try:
+                seen = _seen(path)
+            except NotALog:
+                continue
+            read = any(seen.continues(one) and one.offset >= seen.size for one in self._position.segments)
+            left_alone = time.time() - path.stat().st_mtime > self._late_seconds
+            if read and left_alone:
+                path.unlink()
+            elif index < len(rotated) - ROTATED_KEPT:
+                known = next((one.offset for one in self._position.segments if seen.continues(one)), 0)
+                self.lost_bytes += seen.size - known
+                path.unlink()
+
+    def _rotated(self) -> list[Path]:
+        found = [path for path in self._log.parent.glob(f"{self._log.name}.*") if _number(path) > 0]
+        return sorted(found, key=_number)
+
+    def _logs(self) -> tuple[list[Path], list[Seen]]:
+        """The files that are logs, oldest first."""
+        paths, found, refused = [], [], []
+        for path in (*self._rotated(), self._log):
+            try:
+                found.append(_seen(path))
+                paths.append(path)
+            except FileNotFoundError:
+                continue
+            except NotALog:
+                refused.append(path.name)
+        self.refused = tuple(refused)
+        return paths, found
+
+
+def _number(path: Path) -> int:
+    suffix = path.suffix.removeprefix(".")
+    return int(suffix) if suffix.isdecimal() else 0
+
+
+def _seen(path: Path) -> Seen:
+    with open_log(path) as file:
+        return look(file)

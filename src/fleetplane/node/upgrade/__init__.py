@@ -1,0 +1,1 @@
+"""An agent's own upgrade: download, verify, install beside the former version, try, keep or go back."""
