@@ -19,6 +19,10 @@ PROVIDER_LABEL = "provider"
 """The last provider that named itself in a write to the GPU."""
 
 
+REGISTRANT_LABEL = "registered-by"
+"""The provider that registered the GPU, if it named itself."""
+
+
 class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     """None when the provider gave no spec at all."""

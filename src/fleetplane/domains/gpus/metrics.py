@@ -13,12 +13,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from fleetplane.domains.gpus import rules
+from fleetplane.domains.gpus.grpc.device_api import GpuReader
 from fleetplane.domains.gpus.providers import Providers
 from fleetplane.domains.gpus.registry import Gpus
-from fleetplane.domains.gpus.service import GpuReader
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import CallStatistics
-from fleetplane.rpc.status import CODE_NAMES
+from fleetplane.rpc.serving.status import CODE_NAMES
 
 PREFIX = "device_api_server_"
 NVML_PROVIDER = "nvml-provider"
@@ -27,9 +27,16 @@ NVML_PROVIDER = "nvml-provider"
 
 class GpuCollector(Collector):
     def __init__(
-        self, *, store: Store, gpus: Gpus, reader: GpuReader, providers: Providers, calls: CallStatistics,
-        version: str, node: str,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        store: Store,
+        gpus: Gpus,
+        reader: GpuReader,
+        providers: Providers,
+        calls: CallStatistics,
+        version: str,
+        node: str,
+    ) -> None:
         self._store = store
         self._gpus = gpus
         self._reader = reader
@@ -105,7 +112,7 @@ class GpuCollector(Collector):
             requests = CounterMetricFamily(prefix + total, "Calls finished", labels=labels)
             duration = HistogramMetricFamily(prefix + seconds, "How long calls took", labels=labels[:1])
             for method in self._calls.methods():
-                if method.path.startswith("/nvidia."):
+                if method.started and method.path.startswith("/nvidia."):
                     for code, count in sorted(method.finished.items()):
                         requests.add_metric((method.path, CODE_NAMES[code]), count)
                     duration.add_metric((method.path,), method.cumulative_buckets(), method.seconds)

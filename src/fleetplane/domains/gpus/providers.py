@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -17,14 +17,16 @@ import structlog
 from fleetplane.domains.gpus import rules
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy
+from fleetplane.fleet.streams.silence import SilenceWatch
+from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unimplemented
-from fleetplane.kernel.liveness import AgentId, Liveness, LivenessPolicy, LivenessTracker
+from fleetplane.kernel.liveness import Liveness, LivenessChanged, LivenessPolicy
 
 log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 1.0
-"""Between attempts to write down a silence that could not be written."""
+"""Seconds between attempts to write `ProviderSilent`."""
 
 
 @dataclass(slots=True)
@@ -40,24 +42,27 @@ class Lease:
 
 
 class Providers:
-    def __init__(self, gpus: Gpus, policy: GpuPolicy, clock: Clock) -> None:
+    def __init__(self, gpus: Gpus, policy: GpuPolicy, clock: Clock, attention: Attention) -> None:
         self._gpus = gpus
         self._policy = policy
         self._clock = clock
         self._leases: dict[str, Lease] = {}
-        self._changed = asyncio.Event()
         # A lease has no second stage: silent is silent, so nobody is ever declared dead.
-        self._tracker = LivenessTracker(
-            LivenessPolicy(stale_after_seconds=policy.lease_seconds or math.inf, dead_after_seconds=math.inf)
+        lasting = LivenessPolicy(
+            stale_after_seconds=policy.lease_seconds or math.inf, dead_after_seconds=math.inf
         )
+        self._watch = SilenceWatch(clock, lasting, attention)
+        self._unwritten: set[str] = set()
+        """Silent providers for which `ProviderSilent` is not written yet."""
+        self._silence = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<Providers leases={len(self._leases)} {self._tracker!r}>"
+        return f"<Providers leases={len(self._leases)} {self._watch!r}>"
 
     def leases(self) -> Iterator[tuple[Lease, bool]]:
         """Every lease, and whether its holder is alive."""
         for lease in self._leases.values():
-            yield lease, self._tracker.state(AgentId(lease.provider)) is Liveness.ONLINE
+            yield lease, self._is_alive(lease)
 
     def heard(self, provider: str) -> None:
         """Renew the lease of a provider that made any other call."""
@@ -78,41 +83,72 @@ class Providers:
         await self._gpus.provider_heard(provider, gpu_names, actor=actor)
 
     def _grant(self, provider: str) -> Lease:
-        if len(self._leases) >= self._policy.max_providers:
-            silent = next((lease.provider for lease, alive in self.leases() if not alive), None)
-            if silent is None:
-                raise ResourceExhausted(
-                    f"{self._policy.max_providers} providers hold leases already",
-                    field="provider_id",
-                    hint="give each provider one stable provider_id, or raise gpus.max_providers",
-                )
-            del self._leases[silent]
-            self._tracker.forget(AgentId(silent))
+        """A lease for a new provider.
+
+        Names cost nothing, so those that have said nothing about any GPU share half of the leases: whoever
+        makes names up cannot keep a provider out that reports.
+        """
+        mute = [lease for lease in self._leases.values() if not self._gpus.has_spoken(lease.provider)]
+        if not self._gpus.has_spoken(provider) and len(mute) >= max(1, self._policy.max_providers // 2):
+            self._take_back(
+                mute,
+                f"{len(mute)} providers that have reported nothing hold leases already",
+                "register a GPU or report a condition first, then send heartbeats",
+            )
+        elif len(self._leases) >= self._policy.max_providers:
+            self._take_back(
+                mute or list(self._leases.values()),
+                f"{self._policy.max_providers} providers hold leases already",
+                "give each provider one stable provider_id, or raise gpus.max_providers",
+                living=bool(mute),
+            )
         lease = self._leases[provider] = Lease(provider)
         return lease
 
+    def _take_back(self, leases: Sequence[Lease], full: str, hint: str, *, living: bool = False) -> None:
+        """Take a silent one of these back; if there is none and `living`, the one heard longest ago."""
+        silent = [lease for lease in leases if not self._is_alive(lease)]
+        candidates = silent or (leases if living else ())
+        if not candidates:
+            raise ResourceExhausted(full, field="provider_id", hint=hint)
+        going = min(candidates, key=lambda lease: lease.heard_at_ns)
+        del self._leases[going.provider]
+        self._watch.forget(going.provider)
+
+    def _is_alive(self, lease: Lease) -> bool:
+        return self._watch.state(lease.provider) is Liveness.ONLINE
+
     def _renew(self, lease: Lease) -> None:
         lease.heard_at_ns = self._clock.now_ns()
-        for change in self._tracker.heard_from(AgentId(lease.provider), now=self._clock.monotonic()):
+        for change in self._watch.heard(lease.provider):
             if change.before is Liveness.STALE:
                 log.info("gpus.provider_returned", provider=lease.provider)
-        self._changed.set()
 
     async def watch_over(self) -> None:
         """Write down each silence as its lease runs out, until cancelled."""
-        unwritten: set[str] = set()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch.run(self._fell_silent), name="gpus/silence")
+            tasks.create_task(self._write_silences(), name="gpus/silence-writes")
+
+    def _fell_silent(self, change: LivenessChanged) -> None:
+        self._leases[change.agent].expiries += 1
+        log.warning("gpus.provider_silent", provider=change.agent)
+        self._unwritten.add(change.agent)
+        self._silence.set()
+
+    async def _write_silences(self) -> None:
         while True:
-            for change in self._tracker.tick(now=self._clock.monotonic()):
-                self._leases[change.agent].expiries += 1
-                log.warning("gpus.provider_silent", provider=change.agent)
-                unwritten.add(change.agent)
-            for provider in sorted(unwritten):
+            await self._silence.wait()
+            self._silence.clear()
+            for provider in sorted(self._unwritten):
                 if await self._write_silence(provider):
-                    unwritten.discard(provider)
-            await self._until_next_expiry(retry=bool(unwritten))
+                    self._unwritten.discard(provider)
+            if self._unwritten:
+                self._silence.set()
+                await self._clock.sleep(RETRY_SECONDS)
 
     async def _write_silence(self, provider: str) -> bool:
-        if self._tracker.state(AgentId(provider)) is Liveness.ONLINE:
+        if self._watch.state(provider) is Liveness.ONLINE:
             return True
         try:
             await self._gpus.silence(provider, message=rules.NOT_HEARD_SINCE_LEASE)
@@ -121,13 +157,3 @@ class Providers:
             log.error("gpus.silence_not_written", provider=provider, reason=error.reason, error=error.message)
             return False
         return True
-
-    async def _until_next_expiry(self, *, retry: bool) -> None:
-        self._changed.clear()
-        wait = self._tracker.next_expiry() - self._clock.monotonic()
-        if retry:
-            wait = min(wait, RETRY_SECONDS)
-        if wait == math.inf:
-            await self._changed.wait()
-        elif wait > 0:
-            await self._clock.sleep(wait)

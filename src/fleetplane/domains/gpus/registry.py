@@ -7,17 +7,19 @@ and the rules; knows no protobuf and no transport.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from fleetplane.domains.gpus import rules
-from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, SCOPE, Gpu, GpuSpec, Report
+from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, REGISTRANT_LABEL, SCOPE, Gpu, GpuSpec, Report
 from fleetplane.domains.gpus.rules import GpuPolicy, State
-from fleetplane.kernel.errors import NotFound, ResourceExhausted
+from fleetplane.kernel.errors import Conflict, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted
 from fleetplane.kernel.resources import Condition, Key
 from fleetplane.kernel.store import Draft, Store
 
+SPOKEN_KEPT = 4
+"""Providers remembered to have said something, for each that may hold a lease."""
 SERVER = "system/gpus"
 """The actor of what the server does by itself."""
 
@@ -33,6 +35,10 @@ class Gpus:
         self._store = store
         self._policy = policy
         self._silent: set[str] = set()
+        self._spoken: OrderedDict[str, None] = OrderedDict()
+        for gpu in store.list(GPU, SCOPE):
+            for writer in (gpu.labels.get(PROVIDER_LABEL, ""), *(one.writer for one in gpu.conditions)):
+                self._note_spoken(writer)
         self.peek = store.peeker(GPU, SCOPE)
         """The GPU of a name, if there is one and no change to it is being written: then nobody need wait."""
         self.writes: Counter[str] = Counter()
@@ -45,7 +51,7 @@ class Gpus:
             await change
         gpu = self._store.get(GPU, SCOPE, name)
         if gpu is None:
-            raise NotFound("gpu not found", details={"name": name})
+            raise _not_found(name)
         return gpu
 
     async def settled(self) -> None:
@@ -60,6 +66,21 @@ class Gpus:
 
     def all(self) -> Sequence[Gpu]:
         return self._store.list(GPU, SCOPE)
+
+    @property
+    def count(self) -> int:
+        return self._store.count(GPU, SCOPE)
+
+    def has_spoken(self, provider: str) -> bool:
+        """Whether this provider has registered a GPU or written a condition, as far as is remembered."""
+        return provider in self._spoken
+
+    def _note_spoken(self, provider: str) -> None:
+        if provider:
+            self._spoken[provider] = None
+            self._spoken.move_to_end(provider)
+            while len(self._spoken) > SPOKEN_KEPT * self._policy.max_providers:
+                self._spoken.popitem(last=False)
 
     @property
     def version(self) -> int:
@@ -79,17 +100,17 @@ class Gpus:
             self._restore(draft, provider, returning)
             if present is not None:
                 return Registered(created=False, version=present.revision)
-            if len(draft.list(GPU, SCOPE)) >= self._policy.max_gpus:
-                raise ResourceExhausted(
-                    f"{self._policy.max_gpus} GPUs are registered already",
-                    hint="unregister GPUs that are gone, or raise gpus.max_gpus",
-                )
+            self._require_room(draft)
             state = rules.set_status(report)
             added = draft.put(
-                GPU, SCOPE, name,
-                spec=GpuSpec(uuid=uuid), status=state.status, conditions=state.conditions,
-                labels={PROVIDER_LABEL: provider} if provider else {},
-            )  # fmt: skip
+                GPU,
+                SCOPE,
+                name,
+                spec=GpuSpec(uuid=uuid),
+                status=state.status,
+                conditions=state.conditions,
+                labels={PROVIDER_LABEL: provider, REGISTRANT_LABEL: provider} if provider else {},
+            )
             return Registered(created=True, version=added.revision)
 
         done = await self._store.transact(
@@ -97,13 +118,97 @@ class Gpus:
         )
         self._forget_silence(provider)
         if done.value.created:
+            self._note_spoken(provider)
             self.writes["register"] += 1
         return done.value
 
-    async def unregister(self, name: str, *, actor: str) -> bool:
+    async def create(
+        self, name: str, *, uuid: str | None, report: Report | None, actor: str
+    ) -> tuple[Gpu, bool]:
+        """The GPU, and whether it was made now; a present one is left as it is."""
+
+        def change(draft: Draft) -> tuple[Gpu, bool]:
+            present = draft.get(GPU, SCOPE, name)
+            if present is not None:
+                return present, False
+            self._require_room(draft)
+            state = rules.set_status(rules.stamped(report, now_ns=draft.now_ns))
+            made = draft.put(
+                GPU, SCOPE, name, spec=GpuSpec(uuid=uuid), status=state.status, conditions=state.conditions
+            )
+            return made, True
+
+        done = await self._store.transact(change, actor=actor, action="gpus.create", touches=_keys(name))
+        if done.value[1]:
+            self.writes["register"] += 1
+        return done.value
+
+    async def replace(
+        self,
+        name: str,
+        *,
+        actor: str,
+        operation: str,
+        uid: str = "",
+        version: int | None = None,
+        uuid: str | None = None,
+        report: Report | None = None,
+    ) -> Gpu:
+        """Replace the spec, or the status if there is a report, of the GPU that has that uid and version."""
+
+        def change(draft: Draft) -> Gpu:
+            present = draft.get(GPU, SCOPE, name)
+            if present is None:
+                raise _not_found(name)
+            if uid and uid != present.uid:
+                raise InvalidArgument(
+                    f"uid is {present.uid}, and cannot be changed", field="gpu.metadata.uid"
+                )
+            if version is not None and version != present.revision:
+                raise Conflict(
+                    f"GPU {name!r} is at resource_version {present.revision}, not {version}",
+                    field="resource_version",
+                    hint="read it again and decide anew",
+                )
+            if report is not None:
+                state = rules.set_status(rules.stamped(report, now_ns=draft.now_ns))
+                return _put(draft, present, state, renew=True)
+            return draft.put(
+                GPU,
+                SCOPE,
+                name,
+                spec=GpuSpec(uuid=uuid),
+                status=present.status,
+                conditions=present.conditions,
+                labels=present.labels,
+            )
+
+        done = await self._store.transact(
+            change, actor=actor, action=f"gpus.{operation}", touches=_keys(name)
+        )
+        self.writes[operation] += 1
+        return done.value
+
+    def _require_room(self, draft: Draft) -> None:
+        if draft.count(GPU, SCOPE) >= self._policy.max_gpus:
+            raise ResourceExhausted(
+                f"{self._policy.max_gpus} GPUs are registered already",
+                field="name",
+                hint="unregister GPUs that are gone, or raise gpus.max_gpus",
+            )
+
+    async def unregister(self, name: str, *, provider: str = "", actor: str) -> bool:
         def change(draft: Draft) -> bool:
-            if draft.get(GPU, SCOPE, name) is None:
+            present = draft.get(GPU, SCOPE, name)
+            if present is None:
                 return False
+            owner = present.labels.get(REGISTRANT_LABEL, "")
+            if provider and owner not in ("", provider) and not self._policy.shared_writes:
+                raise PermissionDenied(
+                    f"GPU {name!r} was registered by provider {owner!r}, not by {provider!r}",
+                    field="provider_id",
+                    hint="leave it to that provider, or set gpus.shared_writes = true",
+                )
             draft.delete(GPU, SCOPE, name)
             return True
 
@@ -113,9 +218,11 @@ class Gpus:
         return done.value
 
     async def set_status(self, name: str, report: Report | None, *, provider: str, actor: str) -> int:
-        return await self._update(
-            name, lambda _state, _now_ns: rules.set_status(report), "update_status", provider, actor
-        )
+        def replace(state: State, _now_ns: int) -> State:
+            rules.check_writer(state.conditions, provider, self._policy)
+            return rules.set_status(report)
+
+        return await self._update(name, replace, "update_status", provider, actor)
 
     async def set_condition(self, name: str, condition: Condition, *, actor: str) -> int:
         def merge(state: State, now_ns: int) -> State:
@@ -130,7 +237,7 @@ class Gpus:
 
         def change(draft: Draft) -> int:
             if draft.get(GPU, SCOPE, name) is None:
-                raise NotFound("gpu not found", details={"name": name})
+                raise _not_found(name)
             self._restore(draft, provider, (*returning, name))
             gpu = draft.get(GPU, SCOPE, name)
             assert gpu is not None
@@ -142,6 +249,7 @@ class Gpus:
             change, actor=actor, action=f"gpus.{operation}", touches=_keys(name, *returning)
         )
         self._forget_silence(provider)
+        self._note_spoken(provider)
         self.writes[operation] += 1
         return done.value
 
@@ -153,8 +261,10 @@ class Gpus:
         if returning:
             await self._store.transact(
                 lambda draft: self._restore(draft, provider, returning),
-                actor=actor, action="gpus.provider_returned", touches=_keys(*returning),
-            )  # fmt: skip
+                actor=actor,
+                action="gpus.provider_returned",
+                touches=_keys(*returning),
+            )
             self.writes["restore"] += 1
         self._forget_silence(provider)
 
@@ -191,13 +301,13 @@ class Gpus:
         return done.value
 
     async def _returning(self, provider: str) -> tuple[str, ...]:
-        """The same, once a silence of the provider that is being written is there to be undone."""
+        """As `_put_aside`, after the provider's pending `ProviderSilent` write has settled."""
         if provider in self._silent:
             await self.settled()
         return self._put_aside(provider)
 
     def _put_aside(self, provider: str) -> tuple[str, ...]:
-        """The GPUs on which a known provider's words are put aside."""
+        """The GPUs on which this provider's conditions are put aside by `ProviderSilent`."""
         if not provider or provider not in self._silent:
             return ()
         return tuple(
@@ -218,6 +328,10 @@ class Gpus:
             after = rules.restore(before, provider=provider, now_ns=draft.now_ns)
             if after is not before:
                 _put(draft, gpu, after)
+
+
+def _not_found(name: str) -> NotFound:
+    return NotFound("gpu not found", field="name", details={"name": name})
 
 
 def _keys(*names: str) -> list[Key]:

@@ -9,13 +9,13 @@ happens to everything at a restart, because the server cannot know what it misse
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import msgspec
 
 from fleetplane.domains.gpus.kinds import GpuStatus, Report
-from fleetplane.kernel.errors import ResourceExhausted
+from fleetplane.kernel.errors import PermissionDenied, ResourceExhausted
 from fleetplane.kernel.resources import Condition
 
 PROVIDER_SILENT = "ProviderSilent"
@@ -38,6 +38,7 @@ class GpuPolicy:
     max_condition_types: int = 32  # per GPU
     max_condition_bytes: int = 65_536  # of a GPU's conditions together: 4,096 GPUs then stay under 300 MB
     max_providers: int = 256  # leases held at a time
+    shared_writes: bool = False  # whether a provider may overwrite and remove what another said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,7 @@ def set_condition(state: State, condition: Condition, *, now_ns: int, policy: Gp
             hint="report under an existing type, or raise gpus.max_condition_types",
         )
     before = next((present for present in state.conditions if present.type == condition.type), None)
+    check_writer((before,) if before is not None else (), condition.writer, policy)
     new = stamp(condition, before, now_ns=now_ns, times=policy.transition_times)
     conditions = list(state.conditions)
     if before is None:
@@ -105,6 +107,19 @@ def set_condition(state: State, condition: Condition, *, now_ns: int, policy: Gp
     )
 
 
+def check_writer(conditions: Iterable[Condition], provider: str, policy: GpuPolicy) -> None:
+    """Refuse a provider that names itself to replace what another said. Who names nobody may, as ever."""
+    if not provider or policy.shared_writes:
+        return
+    other = next((one for one in conditions if one.writer not in ("", provider)), None)
+    if other is not None:
+        raise PermissionDenied(
+            f"condition {other.type!r} was written by provider {other.writer!r}, not by {provider!r}",
+            field="provider_id",
+            hint="report under a type of your own, or set gpus.shared_writes = true",
+        )
+
+
 def _size_bytes(conditions: Iterable[Condition]) -> int:
     return sum(
         len(text.encode()) for entry in conditions for text in (entry.type, entry.reason, entry.message)
@@ -116,6 +131,15 @@ def set_status(report: Report | None) -> State:
     if report is None:
         return State()
     return State(conditions=report.conditions, status=GpuStatus(recommended_action=report.recommended_action))
+
+
+def stamped(report: Report | None, *, now_ns: int) -> Report | None:
+    """With the time of now wherever the writer gave none."""
+    if report is None:
+        return None
+    times = TransitionTimes.EVERY_WRITE
+    conditions = tuple(stamp(one, None, now_ns=now_ns, times=times) for one in report.conditions)
+    return replace(report, conditions=conditions)
 
 
 def is_silenced(condition: Condition) -> bool:

@@ -1,6 +1,6 @@
 """Protobuf to kinds and back, for every dialect of the device API. Pure.
 
-Four dialects share one store. Their requests can be read by one parser; their answers differ
+Five dialects share one store. Their requests can be read by one parser; their answers differ
 in where a GPU keeps its name and version:
 
 | dialect  | Gpu                                                   | GpuList            |
@@ -9,16 +9,19 @@ in where a GPU keeps its name and version:
 | meta     | metadata{name}, spec, status, version                 | items=2            |
 | name     | name=1, spec, status, version                         | items=1            |
 | first    | name=1, spec, status                                  | items=1            |
+| later    | metadata{name, version, namespace, uid, ...}, spec, status | metadata, items=2 |
 
 `superset` is what the original's generated clients read, plus the name where JSON readers
-look for it. `meta` is byte for byte what the original sends. `first` belongs to the package
-`nvidia.nvsentinel.v1alpha1`. A wrong dialect does not fail, it yields garbage, so the choice
-is always explicit: by request metadata, by listener setting, or by package.
+look for it. `meta` is byte for byte what the original sends. `first` and `later` are generations of
+the package `nvidia.nvsentinel.v1alpha1`; see `generations`. A wrong dialect does not fail, it yields
+garbage, so the choice is always explicit: by request metadata, by listener setting, by package, or by
+what a request carries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from google.protobuf.message import DecodeError
@@ -30,6 +33,7 @@ from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.resources import Condition
+from fleetplane.kernel.values.times import NS
 
 DIALECT_HEADER = "x-device-api-dialect"
 DIALECT_FIELD = DIALECT_HEADER.encode()
@@ -48,8 +52,12 @@ MAX_CONDITIONS = 128  # in one reported status
 MAX_REPORT_BYTES = 65_536  # of one reported status; as many as conditions may grow to one by one
 MAX_HEARTBEAT_NAMES = 4096
 
-_NS = 1_000_000_000
-_MIN_SECONDS, _MAX_SECONDS = -(2**63) // _NS + 1, 2**63 // _NS - 1
+NAMESPACE = "default"
+"""Where every GPU of a node lies, for clients that know namespaces."""
+CONTINUE_FIELD = 1000
+"""Of `ListMeta`: what to ask the next page with."""
+
+_MIN_SECONDS, _MAX_SECONDS = -(2**63) // NS + 1, 2**63 // NS - 1
 
 
 class Dialect(StrEnum):
@@ -57,6 +65,7 @@ class Dialect(StrEnum):
     META = "meta"
     NAME = "name"
     FIRST = "first"
+    LATER = "later"
 
 
 SELECTABLE = (Dialect.SUPERSET, Dialect.META, Dialect.NAME)
@@ -171,10 +180,51 @@ def report(message: gpu_pb2.GpuStatus, *, writer: str, field: str = "status") ->
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedGpu:
+    """A GPU as a client of the writing generations sends it."""
+
+    name: str
+    uid: str
+    version: int | None
+    """That it was read at; None if any will do."""
+    uuid: str | None
+    report: Report | None
+
+
+def asked_gpu(message: gpu_pb2.Gpu) -> AskedGpu:
+    meta = message.metadata
+    if not meta.name:
+        raise InvalidArgument("gpu.metadata.name is required", field="gpu.metadata.name")
+    if meta.namespace not in ("", NAMESPACE):
+        raise InvalidArgument(
+            f"namespace {meta.namespace[:64]!r}: every GPU is in {NAMESPACE}", field="gpu.metadata.namespace"
+        )
+    version = meta.resource_version or str(message.resource_version or "")
+    if version and not (version.isascii() and version.isdecimal() and len(version) < 20):
+        raise InvalidArgument(
+            f'invalid resource_version "{version[:40]}": must be numeric',
+            field="gpu.metadata.resource_version",
+        )
+    return AskedGpu(
+        name=gpu_name(meta.name),
+        uid=meta.uid,
+        version=int(version) if version else None,
+        uuid=uuid(message.spec) if message.HasField("spec") else None,
+        report=report(message.status, writer="", field="gpu.status") if message.HasField("status") else None,
+    )
+
+
+def required_report(request: gpu_pb2.ReplaceGpuStatusRequest) -> Report:
+    if not request.HasField("status"):
+        raise InvalidArgument("status is required", field="status")
+    return report(request.status, writer="")
+
+
 def _nanoseconds(timestamp: Timestamp, field: str) -> int:
-    if not (_MIN_SECONDS < timestamp.seconds < _MAX_SECONDS and 0 <= timestamp.nanos < _NS):
+    if not (_MIN_SECONDS < timestamp.seconds < _MAX_SECONDS and 0 <= timestamp.nanos < NS):
         raise InvalidArgument(f"{field} is out of range", field=field)
-    return timestamp.seconds * _NS + timestamp.nanos
+    return timestamp.seconds * NS + timestamp.nanos
 
 
 # To the wire.
@@ -196,8 +246,22 @@ def encode_gpu(gpu: Gpu, dialect: Dialect) -> bytes:
             message = named_pb2.NamedGpu(name=gpu.name, resource_version=gpu.revision)
         case Dialect.FIRST:
             message = first_pb2.Gpu(name=gpu.name)
+        case Dialect.LATER:
+            message = gpu_pb2.Gpu(metadata=_object_meta(gpu))
     _fill(message, gpu)
     return message.SerializeToString()
+
+
+def _object_meta(gpu: Gpu) -> gpu_pb2.ObjectMeta:
+    seconds, nanos = divmod(gpu.created_at_ns, NS)
+    return gpu_pb2.ObjectMeta(
+        name=gpu.name,
+        resource_version=str(gpu.revision),
+        namespace=NAMESPACE,
+        uid=gpu.uid,
+        generation=gpu.generation,
+        creation_timestamp=Timestamp(seconds=seconds, nanos=nanos),
+    )
 
 
 def _fill(message: gpu_pb2.Gpu | named_pb2.NamedGpu | first_pb2.Gpu, gpu: Gpu) -> None:
@@ -213,7 +277,7 @@ def _fill(message: gpu_pb2.Gpu | named_pb2.NamedGpu | first_pb2.Gpu, gpu: Gpu) -
         target.type, target.status = entry.type, entry.status
         target.reason, target.message = entry.reason, entry.message
         if entry.changed_at_ns is not None:
-            seconds, nanos = divmod(entry.changed_at_ns, _NS)
+            seconds, nanos = divmod(entry.changed_at_ns, NS)
             target.last_transition_time.seconds = seconds
             target.last_transition_time.nanos = nanos
 
@@ -237,12 +301,15 @@ def encode_get(gpu: bytes) -> bytes:
     return _nested(1, gpu)
 
 
-def encode_list(gpus: list[bytes], version: int, dialect: Dialect) -> bytes:
-    """`ListGpusResponse` around encoded GPUs."""
+def encode_list(gpus: list[bytes], version: int, dialect: Dialect, *, more: str = "") -> bytes:
+    """`ListGpusResponse` around encoded GPUs; `more` is what the next page is asked with."""
     items = 1 if dialect in (Dialect.NAME, Dialect.FIRST) else 2
     body = b"".join(_nested(items, gpu) for gpu in gpus)
-    if dialect is Dialect.SUPERSET:
-        body = _nested(1, _nested(1, str(version).encode())) + body
+    if dialect in (Dialect.SUPERSET, Dialect.LATER) or more:
+        metadata = _nested(1, str(version).encode())
+        if more:
+            metadata += _nested(CONTINUE_FIELD, more.encode())
+        body = _nested(1, metadata) + body
     return _nested(1, body)
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fleetplane.domains.gpus.agent.health import GpuUuid, Sighting
+from fleetplane.domains.gpus.agent.health import GpuSighting, GpuUuid
 from fleetplane.domains.gpus.agent.library import (
     WATCHED_EVENTS,
     Device,
@@ -64,7 +64,7 @@ Occurrence = Event | GpusLost | WaitFailed
 class Enumeration:
     driver_version: str
     devices: Mapping[GpuUuid, Device]
-    sightings: Mapping[GpuUuid, Sighting]
+    sightings: Mapping[GpuUuid, GpuSighting]
     skipped: int
     """Devices without a readable UUID: they cannot be named, so they cannot be reported."""
 
@@ -105,7 +105,7 @@ async def in_thread(call: Callable[[], T], *, limit_seconds: float = CALL_LIMIT_
 def enumerate_gpus(library: Library) -> Enumeration:
     """Look at every GPU once. Blocking."""
     devices: dict[GpuUuid, Device] = {}
-    sightings: dict[GpuUuid, Sighting] = {}
+    sightings: dict[GpuUuid, GpuSighting] = {}
     skipped = 0
     for device in library.devices():
         try:
@@ -120,7 +120,7 @@ def enumerate_gpus(library: Library) -> Enumeration:
     )
 
 
-def _look_at(uuid: GpuUuid, device: Device) -> Sighting:
+def _look_at(uuid: GpuUuid, device: Device) -> GpuSighting:
     memory_bytes, answering, lost = None, True, False
     try:
         memory_bytes = device.memory_bytes()
@@ -138,7 +138,7 @@ def _look_at(uuid: GpuUuid, device: Device) -> Sighting:
         retirement_pending = device.retirement_pending()
     except FleetplaneError:
         retirement_pending = False  # most GPUs without ECC memory cannot say
-    return Sighting(
+    return GpuSighting(
         uuid=uuid,
         product=product,
         memory_bytes=memory_bytes,

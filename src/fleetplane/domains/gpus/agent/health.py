@@ -35,7 +35,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
+class GpuSighting:
     """What one enumeration saw of one GPU."""
 
     uuid: GpuUuid
@@ -73,7 +73,7 @@ def format_size(size_bytes: int | None) -> str:
     return f"{size_bytes} B"
 
 
-def on_enumeration(sighting: Sighting, *, now_ns: int) -> Verdict:
+def on_enumeration(sighting: GpuSighting, *, now_ns: int) -> Verdict:
     """The verdict on a GPU of which nothing was known before."""
     if sighting.lost:
         return _lost(now_ns)
@@ -92,7 +92,7 @@ def on_enumeration(sighting: Sighting, *, now_ns: int) -> Verdict:
     )
 
 
-def reconcile(own: Verdict, sighting: Sighting, earlier: Verdict | None) -> Verdict:
+def reconcile(own: Verdict, sighting: GpuSighting, earlier: Verdict | None) -> Verdict:
     """Join what we see now with what was said of the GPU before this enumeration.
 
     A complaint of ours stands whatever was said earlier. A ready GPU that was called otherwise

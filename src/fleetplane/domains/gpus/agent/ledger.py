@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fleetplane.domains.gpus.agent import health
-from fleetplane.domains.gpus.agent.health import GpuUuid, Sighting, Status, Verdict
+from fleetplane.domains.gpus.agent.health import GpuSighting, GpuUuid, Status, Verdict
 
 
 @dataclass(slots=True, kw_only=True)
 class ManagedGpu:
     name: str
     uuid: GpuUuid
-    sighting: Sighting
+    sighting: GpuSighting
     verdict: Verdict
     reconciled: bool = False
     """The verdict takes into account what was said of the GPU before this enumeration."""
@@ -56,7 +56,7 @@ class Ledger:
         """
         return [gpu.name for gpu in self._gpus.values() if gpu.told == gpu.verdict]
 
-    def adopt(self, sightings: Iterable[Sighting], *, now_ns: int) -> None:
+    def adopt(self, sightings: Iterable[GpuSighting], *, now_ns: int) -> None:
         """Replace the GPUs by those of a new enumeration."""
         former, self._gpus = self._gpus | self._gone, {}
         for sighting in sightings:

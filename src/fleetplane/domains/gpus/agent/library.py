@@ -41,7 +41,7 @@ WATCHED_EVENTS = EventKind.SINGLE_BIT_ECC | EventKind.DOUBLE_BIT_ECC | EventKind
 
 
 class DriverUnavailable(Unavailable):
-    """There is no driver to talk to."""
+    """The driver is not loaded or not reachable."""
 
     reason = "DRIVER_UNAVAILABLE"
 

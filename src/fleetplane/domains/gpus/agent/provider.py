@@ -1,4 +1,4 @@
-"""The NVML provider: what this machine's GPUs are, told to the device API and kept true.
+"""The NVML provider: reports this machine's GPUs to the device API and keeps the report current.
 
 One *life* is one enumeration of the driver: its GPUs, their verdicts and the thread that waits for
 their events. Inside a life come any number of *sessions*, each one connection to the device API,
@@ -20,13 +20,17 @@ import grpc
 import grpc.aio
 
 from fleetplane.domains.gpus.agent import driver, xids
+from fleetplane.domains.gpus.agent.device_api import DeviceLink
 from fleetplane.domains.gpus.agent.driver import EventMonitor, GpusLost, Occurrence, WaitFailed
 from fleetplane.domains.gpus.agent.ledger import Ledger
 from fleetplane.domains.gpus.agent.library import Event, EventKind, Library
-from fleetplane.domains.gpus.agent.link import DeviceLink, LinkLost
 from fleetplane.domains.gpus.agent.session import Log, Session
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
+from fleetplane.node import link as node_link
+from fleetplane.node.connection import Attempt, KeepConnected, Retries
+from fleetplane.node.link import LinkLost
+from fleetplane.node.upgrade.following import Follow, no_check_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +56,14 @@ class Provider:
         policy: ProviderPolicy,
         clock: Clock,
         log: Log,
+        check_in: Follow = no_check_in,
     ) -> None:
         self._library = library
         self._connect = connect
         self._policy = policy
         self._clock = clock
         self._log = log
+        self._check_in = check_in
         self._changed = asyncio.Event()
         self._enumerate = asyncio.Event()
         self.ledger = Ledger(ignored_xids=policy.ignored_xids, lower_case_names=policy.lower_case_names)
@@ -144,39 +150,32 @@ class Provider:
         if event.uuid is not None and self.ledger.on_xid(event.uuid, event.data, now_ns=now_ns):
             self._changed.set()
 
-    async def _keep_connected(self) -> NoReturn:
-        """Sessions, one after another; the waits between them grow until one succeeds."""
-        attempt = -1
-        while True:
-            session: Session | None = None
-            delay = 0.0
-            try:
-                async with self._connect() as link:
-                    session = self._open_session(link)
-                    await session.run()
-            except* (LinkLost, grpc.aio.AioRpcError) as lost:
-                attempt = 0 if session is not None and session.settled else attempt + 1
-                delay = self._policy.backoff.delay_seconds(attempt, jitter=self._clock.random())
-                self._log.warning("device_api_lost", error=_words(lost), retry_in_seconds=round(delay, 2))
-            await self._clock.sleep(delay)
+    async def _keep_connected(self) -> None:
+        """The waits begin anew after a session in which the server has heard all we had to say."""
+        await KeepConnected(
+            endings=(LinkLost, grpc.aio.AioRpcError),
+            waits=Retries(backoff=self._policy.backoff),
+            lost=self._lost,
+            clock=self._clock,
+        ).run(self._serve)
 
-    def _open_session(self, link: DeviceLink) -> Session:
+    async def _serve(self, attempt: Attempt) -> None:
+        async with self._connect() as link:
+            await self._open_session(link, attempt).run()
+
+    def _lost(self, why: Exception, seconds: float) -> None:
+        words = node_link.words(why) if isinstance(why, grpc.aio.AioRpcError) else str(why)
+        self._log.warning("device_api_lost", error=words, retry_in_seconds=round(seconds, 2))
+
+    def _open_session(self, link: DeviceLink, attempt: Attempt) -> Session:
         return Session(
             link,
             self.ledger,
             self._changed,
+            on_settled=attempt.established,
             heartbeat_seconds=self._policy.heartbeat_seconds,
             backoff=self._policy.backoff,
             clock=self._clock,
             log=self._log,
+            check_in=self._check_in,
         )
-
-
-def _words(group: BaseExceptionGroup[BaseException]) -> str:
-    """The first cause, in one line. The others are that one seen from other tasks."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error)

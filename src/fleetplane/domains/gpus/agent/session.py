@@ -8,28 +8,30 @@ retried and keeps no other GPU from being heard.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import NoReturn, Protocol
 
 import grpc
 import grpc.aio
 
-from fleetplane.domains.gpus.agent.ledger import Ledger, ManagedGpu
-from fleetplane.domains.gpus.agent.link import (
+from fleetplane.domains.gpus.agent.device_api import (
     CONNECT_LIMIT_SECONDS,
     LINK_LOST_CODES,
     DeviceLink,
-    LinkLost,
 )
+from fleetplane.domains.gpus.agent.ledger import Ledger, ManagedGpu
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
+from fleetplane.node.link import LinkLost
+from fleetplane.node.upgrade.following import Follow, no_check_in, no_metadata
 
 
 class Log(Protocol):
     """The part of a structured logger that is used here."""
 
-    def info(self, event: str, /, **fields: object) -> object: ...
+    def info(self, event: str, **fields: object) -> object: ...
 
-    def warning(self, event: str, /, **fields: object) -> object: ...
+    def warning(self, event: str, **fields: object) -> object: ...
 
 
 class Session:
@@ -39,21 +41,25 @@ class Session:
         ledger: Ledger,
         changed: asyncio.Event,
         *,
+        on_settled: Callable[[], None],
         heartbeat_seconds: float,
         backoff: Backoff,
         clock: Clock,
         log: Log,
+        check_in: Follow = no_check_in,
     ) -> None:
         self._link = link
         self._ledger = ledger
         self._changed = changed
+        self._on_settled = on_settled
         self._heartbeat_seconds = heartbeat_seconds
         self._backoff = backoff
         self._clock = clock
         self._log = log
+        self._check_in = check_in
         self._spoke = asyncio.Event()
         self.settled = False
-        """The server has heard all we had to say at least once."""
+        """The server has received every report at least once."""
 
     def __repr__(self) -> str:
         return f"<Session {self._link!r} {'settled' if self.settled else 'introducing'}>"
@@ -69,6 +75,7 @@ class Session:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._publish())
             tasks.create_task(self._beat())
+            tasks.create_task(self._say_version())
             await self._link.lost()
             raise LinkLost("the connection was closed")
 
@@ -82,6 +89,7 @@ class Session:
             self._spoke.set()
             if not refused and not self.settled:
                 self.settled = True
+                self._on_settled()
                 self._log.info("device_api_joined", gpus=len(self._ledger.gpus))
             failures = failures + 1 if refused else 0
             pause = self._backoff.delay_seconds(failures, jitter=self._clock.random()) if refused else None
@@ -90,6 +98,11 @@ class Session:
                     await self._changed.wait()
             except TimeoutError:
                 continue
+
+    async def _say_version(self) -> None:
+        """A version that cannot report its GPUs is not worth keeping: it says hello once it has."""
+        await self._spoke.wait()
+        await self._check_in(self._link.channel, no_metadata)
 
     async def _tell(self, gpu: ManagedGpu) -> bool:
         """Whether the server took our verdict on the GPU."""
@@ -123,7 +136,7 @@ class Session:
         return True
 
     async def _beat(self) -> NoReturn:
-        """Renew the lease, for the GPUs that we vouch for and never before we have spoken.
+        """Renew the lease for the GPUs that this provider vouches for, never before its first report.
 
         A heartbeat that names no GPU would vouch for all we ever reported, so there is none then.
         """

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 
 from fleetplane.domains.gpus import wire
+from fleetplane.domains.gpus.grpc.generations import Page, continue_token
 from fleetplane.domains.gpus.kinds import Gpu
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.wire import Dialect
@@ -80,6 +82,18 @@ class Encodings:
             self._list = (version, Framed(wire.encode_list(items, version, self._dialect)))
         return self._list[1]
 
+    def page(self, wanted: Page) -> Framed:
+        """Part of the list. Every page tells the version of the first: a watch from there misses nothing."""
+        gpus = self._gpus.all()
+        version = self._gpus.version if wanted.version is None else wanted.version
+        start = bisect_right(gpus, wanted.after, key=lambda gpu: gpu.name) if wanted.after else 0
+        part = gpus[start : start + wanted.limit]
+        more = ""
+        if start + wanted.limit < len(gpus):
+            more = continue_token(version, part[-1].name)
+        items = [self.item(gpu) for gpu in part]
+        return Framed(wire.encode_list(items, version, self._dialect, more=more))
+
     def list_at_once(self, request: bytes, fields: Mapping[bytes, bytes]) -> Framed | None:
         """The answer to a request for all GPUs that says nothing more, if nothing is being written."""
         if request or wire.DIALECT_FIELD in fields or not self._gpus.is_settled:
@@ -111,6 +125,6 @@ class Encodings:
 
     def _sweep(self) -> None:
         """Drop everything once too much of it is of GPUs that are gone; it is cheap to make again."""
-        if len(self._items) > len(self._gpus.all()) + SPARE_ENTRIES:
+        if len(self._items) > self._gpus.count + SPARE_ENTRIES:
             self._items.clear()
             self._gets.clear()

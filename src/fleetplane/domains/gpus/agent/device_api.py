@@ -14,31 +14,17 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from fleetplane.domains.gpus.agent.health import CONDITION_TYPE, GpuUuid, Status, Verdict
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
-from fleetplane.kernel.errors import Unavailable
+from fleetplane.node import link
+from fleetplane.node.link import LinkLost, LinkOptions
 
 CALL_LIMIT_SECONDS = 5.0
 CONNECT_LIMIT_SECONDS = 5.0
 
-CHANNEL_OPTIONS: Final = (
-    # Each connection attempt is ours to time: no back-off shared with an earlier channel.
-    ("grpc.use_local_subchannel_pool", 1),
-    # The server is on this machine; a proxy from the environment is meant for other traffic.
-    ("grpc.enable_http_proxy", 0),
-    # A peer that vanished without a word is noticed within half a minute.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-)
+OPTIONS: Final = LinkOptions()
 
 LINK_LOST_CODES = frozenset(
     {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED}
 )
-
-
-class LinkLost(Unavailable):
-    """The connection to the device API is gone, or never came up."""
-
-    reason = "LINK_LOST"
 
 
 class DeviceLink:
@@ -47,9 +33,9 @@ class DeviceLink:
     def __init__(self, address: str, provider_id: str) -> None:
         self._address = address
         self._provider_id = provider_id
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        self._gpus = gpu_pb2_grpc.GpuServiceStub(self._channel)
-        self._provider = provider_pb2_grpc.ProviderServiceStub(self._channel)
+        self.channel = link.channel(address, link.PLAINTEXT, OPTIONS)
+        self._gpus = gpu_pb2_grpc.GpuServiceStub(self.channel)
+        self._provider = provider_pb2_grpc.ProviderServiceStub(self.channel)
 
     def __repr__(self) -> str:
         return f"<DeviceLink {self._address} as {self._provider_id}>"
@@ -60,23 +46,23 @@ class DeviceLink:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._channel.close()
+        await self.channel.close()
 
     async def connected(self) -> None:
         """Return when the connection is up; raise when the first attempt at it failed."""
-        state = self._channel.get_state(try_to_connect=True)
+        state = self.channel.get_state(try_to_connect=True)
         while state is not grpc.ChannelConnectivity.READY:
             if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
                 raise LinkLost(f"nothing answers at {self._address}")
-            await self._channel.wait_for_state_change(state)
-            state = self._channel.get_state(try_to_connect=True)
+            await self.channel.wait_for_state_change(state)
+            state = self.channel.get_state(try_to_connect=True)
 
     async def lost(self) -> None:
         """Return when the connection that `connected` saw is gone.
 
         gRPC would reconnect without a word, to a server that may have forgotten everything.
         """
-        await self._channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
+        await self.channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
 
     async def read_verdict(self, name: str) -> Verdict | None:
         """What the device API holds of our condition on that GPU."""
@@ -101,7 +87,7 @@ class DeviceLink:
         return bool(answer.created)
 
     async def unregister(self, name: str) -> None:
-        request = provider_pb2.UnregisterGpuRequest(name=name)
+        request = provider_pb2.UnregisterGpuRequest(name=name, provider_id=self._provider_id)
         await self._provider.UnregisterGpu(request, timeout=CALL_LIMIT_SECONDS)
 
     async def report(self, name: str, verdict: Verdict) -> None:

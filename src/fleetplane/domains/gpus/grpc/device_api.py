@@ -10,15 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+from google.protobuf.empty_pb2 import Empty
+
 from fleetplane.domains.gpus import wire
-from fleetplane.domains.gpus.encodings import Encodings
+from fleetplane.domains.gpus.grpc import generations
+from fleetplane.domains.gpus.grpc.encodings import Encodings
+from fleetplane.domains.gpus.grpc.generations import Generation, Page
 from fleetplane.domains.gpus.kinds import GPU, SCOPE, Gpu
 from fleetplane.domains.gpus.providers import Providers
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.wire import Dialect
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
-from fleetplane.kernel.errors import Compacted, Unavailable
+from fleetplane.kernel.errors import AlreadyExists, Compacted, InvalidArgument, NotFound, Unavailable
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.watch import Batch, Watch
 from fleetplane.rpc import CallContext, Framed, ImmediateAnswer
@@ -35,6 +39,7 @@ class GpuReader:
         self._gpus = gpus
         self._encodings = {dialect: Encodings(gpus, dialect) for dialect in Dialect}
         self._watches: set[Watch] = set()
+        self._ordered: tuple[Sequence[Gpu], Sequence[Gpu]] = ((), ())
         self.events_sent: Counter[str] = Counter()
 
     @property
@@ -55,9 +60,19 @@ class GpuReader:
         encodings = self._encodings[dialect]
         return {"GetGpu": encodings.get_at_once, "ListGpus": encodings.list_at_once}
 
-    async def list(self, dialect: Dialect) -> Framed:
+    async def list(self, dialect: Dialect, page: Page | None = None) -> Framed:
         await self._gpus.settled()
-        return self._encodings[dialect].list()
+        encodings = self._encodings[dialect]
+        return encodings.list() if page is None else encodings.page(page)
+
+    def encoded(self, gpu: Gpu, dialect: Dialect) -> bytes:
+        return self._encodings[dialect].item(gpu)
+
+    def _in_order(self, snapshot: Sequence[Gpu]) -> Sequence[Gpu]:
+        """Sorted by version: a client that is cut off in between resumes after the last one it received."""
+        if self._ordered[0] is not snapshot:  # the same object until something changes
+            self._ordered = (snapshot, sorted(snapshot, key=lambda gpu: gpu.revision))
+        return self._ordered[1]
 
     async def watch(self, after: int | None, dialect: Dialect, context: CallContext) -> AsyncIterator[Framed]:
         """Everything that is, then everything that changes; only the latter after a version."""
@@ -67,6 +82,7 @@ class GpuReader:
         snapshot: Sequence[Gpu] = ()
         if after is None:
             revision, snapshot = self._store.snapshot(GPU, SCOPE)
+            snapshot = self._in_order(snapshot)
         else:
             revision = self._resume_from(after)
         with self._store.watch(GPU, SCOPE, after=revision) as watch:
@@ -101,8 +117,9 @@ class GpuReader:
 class GpuService:
     """`nvidia.device.v1alpha1.GpuService`, in the dialect the caller or the listener asks for."""
 
-    def __init__(self, reader: GpuReader, dialect: Dialect) -> None:
+    def __init__(self, reader: GpuReader, gpus: Gpus, dialect: Dialect) -> None:
         self._reader = reader
+        self._gpus = gpus
         self._dialect = dialect
         self.immediate = reader.at_once(dialect)
 
@@ -113,29 +130,127 @@ class GpuService:
     async def GetGpu(self, request: gpu_pb2.GetGpuRequest, context: CallContext) -> Framed:
         return await self._reader.get(wire.gpu_name(request.name), self._spoken(context))
 
-    async def ListGpus(self, _request: gpu_pb2.ListGpusRequest, context: CallContext) -> Framed:
-        return await self._reader.list(self._spoken(context))
+    async def ListGpus(self, request: gpu_pb2.ListGpusRequest, context: CallContext) -> Framed:
+        return await self._reader.list(self._spoken(context), generations.page(request.opts))
+
+    async def CreateGpu(self, request: gpu_pb2.CreateGpuRequest, context: CallContext) -> Framed:
+        asked = wire.asked_gpu(request.gpu)
+        gpu, created = await self._gpus.create(
+            asked.name, uuid=asked.uuid, report=asked.report, actor=context.principal.name
+        )
+        return self._framed(gpu, context, b"\x10\x01" if created else b"")
+
+    async def UpdateGpu(self, request: gpu_pb2.UpdateGpuRequest, context: CallContext) -> Framed:
+        asked = wire.asked_gpu(request.gpu)
+        gpu = await self._gpus.replace(
+            asked.name,
+            uid=asked.uid,
+            version=asked.version,
+            uuid=asked.uuid,
+            operation="update_spec",
+            actor=context.principal.name,
+        )
+        return self._framed(gpu, context)
+
+    async def UpdateGpuStatus(self, raw: bytes, context: CallContext) -> Framed:
+        request, version = generations.status_request(raw)
+        name = wire.gpu_name(request.name)
+        report = wire.required_report(request)
+        gpu = await self._gpus.replace(
+            name, version=version, report=report, operation="update_status", actor=context.principal.name
+        )
+        return self._framed(gpu, context)
+
+    async def DeleteGpu(self, request: gpu_pb2.DeleteGpuRequest, context: CallContext) -> Empty:
+        name = wire.gpu_name(request.name)
+        if not await self._gpus.unregister(name, actor=context.principal.name):
+            raise NotFound("gpu not found", field="name", details={"name": name})
+        return Empty()
+
+    def _framed(self, gpu: Gpu, context: CallContext, more: bytes = b"") -> Framed:
+        return Framed(wire.encode_get(self._reader.encoded(gpu, self._spoken(context))) + more)
 
     def WatchGpus(self, request: gpu_pb2.WatchGpusRequest, context: CallContext) -> AsyncIterator[Framed]:
         after = wire.resource_version(request.opts.resource_version)
         return self._reader.watch(after, self._spoken(context), context)
 
 
-class FirstGpuService:
-    """`nvidia.nvsentinel.v1alpha1.GpuService`, the first generation: read-only, no versions."""
+class SentinelGpuService:
+    """`nvidia.nvsentinel.v1alpha1.GpuService`, in the generation that the request is of."""
 
-    def __init__(self, reader: GpuReader) -> None:
+    def __init__(self, reader: GpuReader, gpus: Gpus, generation: Generation) -> None:
         self._reader = reader
-        self.immediate = reader.at_once(Dialect.FIRST)
+        self._gpus = gpus
+        self._generation = generation
 
-    async def GetGpu(self, request: first_pb2.GetGpuRequest, _context: CallContext) -> Framed:
-        return await self._reader.get(wire.gpu_name(request.name), Dialect.FIRST)
+    async def GetGpu(self, raw: bytes, context: CallContext) -> Framed:
+        request = generations.get_request(raw, self._generation, _asked(context))
+        return await self._reader.get(request.name, request.dialect)
 
-    async def ListGpus(self, _request: first_pb2.ListGpusRequest, _context: CallContext) -> Framed:
-        return await self._reader.list(Dialect.FIRST)
+    async def ListGpus(self, raw: bytes, context: CallContext) -> Framed:
+        request = generations.list_request(raw, self._generation, _asked(context))
+        if request.elsewhere:
+            return Framed(wire.encode_list([], self._gpus.version, request.dialect))
+        return await self._reader.list(request.dialect)
 
-    def WatchGpus(self, _request: first_pb2.WatchGpusRequest, context: CallContext) -> AsyncIterator[Framed]:
-        return self._reader.watch(None, Dialect.FIRST, context)
+    def WatchGpus(self, raw: bytes, context: CallContext) -> AsyncIterator[Framed]:
+        request = generations.list_request(raw, self._generation, _asked(context))
+        if request.elsewhere:
+            raise InvalidArgument(f"every GPU is in the namespace {wire.NAMESPACE}", field="namespace")
+        after = wire.resource_version(request.resource_version)
+        return self._reader.watch(after, request.dialect, context)
+
+    async def CreateGpu(self, request: first_pb2.CreateGpuRequest, context: CallContext) -> Framed:
+        asked = wire.asked_gpu(request.gpu)
+        gpu, created = await self._gpus.create(
+            asked.name, uuid=asked.uuid, report=asked.report, actor=context.principal.name
+        )
+        if not created:
+            raise AlreadyExists(f'GPU "{asked.name}" already exists', field="gpu.metadata.name")
+        return self._framed(gpu)
+
+    async def UpdateGpu(self, request: first_pb2.UpdateGpuRequest, context: CallContext) -> Framed:
+        asked = wire.asked_gpu(request.gpu)
+        gpu = await self._gpus.replace(
+            asked.name,
+            uid=asked.uid,
+            version=asked.version,
+            uuid=asked.uuid,
+            operation="update_spec",
+            actor=context.principal.name,
+        )
+        return self._framed(gpu)
+
+    async def UpdateGpuStatus(
+        self, request: first_pb2.UpdateGpuStatusRequest, context: CallContext
+    ) -> Framed:
+        asked = wire.asked_gpu(request.gpu)
+        if asked.report is None:
+            raise InvalidArgument("status is required", field="gpu.status")
+        gpu = await self._gpus.replace(
+            asked.name,
+            uid=asked.uid,
+            version=asked.version,
+            report=asked.report,
+            operation="update_status",
+            actor=context.principal.name,
+        )
+        return self._framed(gpu)
+
+    async def DeleteGpu(self, request: first_pb2.DeleteGpuRequest, context: CallContext) -> Empty:
+        name = wire.gpu_name(request.name)
+        elsewhere = request.namespace not in ("", wire.NAMESPACE)
+        if elsewhere or not await self._gpus.unregister(name, actor=context.principal.name):
+            raise NotFound("gpu not found", field="name", details={"name": name})
+        return Empty()
+
+    def _framed(self, gpu: Gpu) -> Framed:
+        return Framed(self._reader.encoded(gpu, Dialect.LATER))
+
+
+def _asked(context: CallContext) -> str | None:
+    asked = context.field(wire.DIALECT_FIELD)
+    return None if asked is None else asked.decode("latin-1")
 
 
 class ProviderService:
@@ -166,7 +281,8 @@ class ProviderService:
     async def UnregisterGpu(
         self, request: provider_pb2.UnregisterGpuRequest, context: CallContext
     ) -> provider_pb2.UnregisterGpuResponse:
-        deleted = await self._gpus.unregister(wire.gpu_name(request.name), actor=context.principal.name)
+        name, provider = wire.gpu_name(request.name), wire.provider_id(request.provider_id)
+        deleted = await self._gpus.unregister(name, provider=provider, actor=context.principal.name)
         return provider_pb2.UnregisterGpuResponse(deleted=deleted)
 
     async def UpdateGpuStatus(

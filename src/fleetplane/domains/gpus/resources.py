@@ -1,0 +1,172 @@
+"""GPUs as objects of the resource API. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from fleetplane.domains.gpus import rules
+from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, REGISTRANT_LABEL, SCOPE, Gpu
+from fleetplane.domains.gpus.providers import Lease
+from fleetplane.fleet.resources import scopes
+from fleetplane.fleet.resources.common import as_stored, made_up
+from fleetplane.fleet.resources.declaration import (
+    READING,
+    Column,
+    Observed,
+    PublicResource,
+    Reading,
+    Related,
+    Shape,
+    Verb,
+    View,
+)
+from fleetplane.kernel.access import Permission
+from fleetplane.kernel.resources import AnyResource, Kind
+from fleetplane.kernel.values.times import spelled, spelled_or_null
+
+READ = Permission("gpus.read")
+
+
+class GpuProviders(Protocol):
+    """What of the running domain is needed to tell its providers."""
+
+    def leases(self) -> Iterable[tuple[Lease, bool]]: ...
+
+    def stored_gpus(self) -> Iterable[Gpu]: ...
+
+
+class GpuSpecView(Shape, frozen=True):
+    uuid: str | None
+    """As the driver spells it; null if the provider gave none."""
+
+
+class GpuStatusView(Shape, frozen=True):
+    health: str
+    """`healthy`, `unhealthy` or `unknown`, by the conditions."""
+    recommended_action: str
+    provider: str
+    """The provider that wrote last; empty if it did not name itself."""
+    registered_by: str
+    observed_at: str
+    """When something was last written about it."""
+
+
+def view(gpu: Gpu, _reading: Reading) -> View[GpuSpecView, GpuStatusView]:
+    """What is shown of a GPU."""
+    return View(
+        spec=GpuSpecView(uuid=gpu.spec.uuid),
+        status=GpuStatusView(
+            health=rules.health(gpu.conditions),
+            recommended_action=gpu.status.recommended_action if gpu.status is not None else "",
+            provider=gpu.labels.get(PROVIDER_LABEL, ""),
+            registered_by=gpu.labels.get(REGISTRANT_LABEL, ""),
+            observed_at=spelled(gpu.updated_at_ns),
+        ),
+    )
+
+
+def place(_gpu: Gpu, _reading: Reading) -> str:
+    """GPUs of this machine lie at the installation."""
+    return scopes.ROOT
+
+
+def worst(shown: Mapping[str, Any]) -> str:
+    """The reason of the first condition that is not True."""
+    for condition in shown["conditions"]:
+        if condition["status"] != "True":
+            return str(condition["reason"] or condition["type"])
+    return ""
+
+
+GPUS = PublicResource(
+    name="gpu",
+    plural="gpus",
+    short=("g",),
+    summary="A GPU of this machine, with the conditions that its providers report",
+    kind=GPU,
+    spec=GpuSpecView,
+    status=GpuStatusView,
+    view=view,
+    place=place,
+    permission=READ,
+    columns=(
+        Column(title="NAME", value=".metadata.name"),
+        Column(title="HEALTH", value=".status.health"),
+        Column(title="REASON", value=worst),
+        Column(title="SEEN", value=".status.observedAt", type="age"),
+        Column(title="UUID", value=".spec.uuid", wide=True),
+        Column(title="PROVIDER", value=".status.provider", wide=True),
+        Column(title="ACTION", value=".status.recommendedAction", wide=True),
+    ),
+    verbs=READING | {Verb.EXPLAIN},
+    relates=(Related(resource="provider", path=".status.provider"),),
+    explain="gpu",
+    search=(".metadata.name", ".spec.uuid"),
+)
+
+
+# Providers: leases in memory, and names in what they wrote.
+
+
+class ProviderSpecView(Shape, frozen=True):
+    """Nobody writes providers: they come by themselves."""
+
+
+class ProviderStatusView(Shape, frozen=True):
+    state: str
+    """`alive`, `silent`, or `unleased`: it never sent a heartbeat, so nobody expects one."""
+    heard_at: str | None
+    heartbeats: int
+    expiries: int
+    """How often its lease has run out."""
+    gpus: int
+    """GPUs that it wrote last."""
+
+
+PROVIDER: Kind[ProviderSpecView, ProviderStatusView] = Kind(
+    "gpu-provider", ProviderSpecView, ProviderStatusView
+)
+
+
+def providers(domain: GpuProviders) -> Iterator[AnyResource]:
+    """Every provider that holds a lease or is named by a GPU."""
+    written = Counter(
+        gpu.labels[PROVIDER_LABEL] for gpu in domain.stored_gpus() if PROVIDER_LABEL in gpu.labels
+    )
+    leases = {lease.provider: (lease, alive) for lease, alive in domain.leases()}
+    for name in sorted({*written, *leases}):
+        lease, alive = leases.get(name, (None, False))
+        status = ProviderStatusView(
+            state="unleased" if lease is None else "alive" if alive else "silent",
+            heard_at=None if lease is None else spelled_or_null(lease.heard_at_ns or None),
+            heartbeats=0 if lease is None else lease.heartbeats,
+            expiries=0 if lease is None else lease.expiries,
+            gpus=written[name],
+        )
+        yield made_up(PROVIDER, name, spec=ProviderSpecView(), status=status, scope=SCOPE)
+
+
+PROVIDERS = PublicResource(
+    name="provider",
+    plural="providers",
+    summary="A program that reports GPUs",
+    kind=PROVIDER,
+    spec=ProviderSpecView,
+    status=ProviderStatusView,
+    view=as_stored,
+    place=place,
+    permission=READ,
+    columns=(
+        Column(title="NAME", value=".metadata.name"),
+        Column(title="STATE", value=".status.state"),
+        Column(title="GPUS", value=".status.gpus", type="number"),
+        Column(title="HEARD", value=".status.heardAt", type="age"),
+    ),
+    verbs=READING | {Verb.EXPLAIN},
+    explain="provider",
+    computed=providers,
+    observed=Observed(matters=lambda made: (made.status.state, made.status.expiries, made.status.gpus)),
+)
+RESOURCES = (GPUS, PROVIDERS)

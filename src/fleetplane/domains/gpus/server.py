@@ -1,0 +1,184 @@
+"""The GPU domain: its kinds, methods, services and controllers, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from prometheus_client.registry import Collector
+
+from fleetplane.domains.blueprint import Blueprint, Kernel, Service
+from fleetplane.domains.gpus import rules
+from fleetplane.domains.gpus.explain import GpuExplainer, ProviderExplainer
+from fleetplane.domains.gpus.grpc.device_api import GpuReader, GpuService, ProviderService, SentinelGpuService
+from fleetplane.domains.gpus.grpc.generations import Generation
+from fleetplane.domains.gpus.kinds import GPU, Gpu
+from fleetplane.domains.gpus.metrics import GpuCollector
+from fleetplane.domains.gpus.providers import Lease, Providers
+from fleetplane.domains.gpus.registry import Gpus
+from fleetplane.domains.gpus.releases import AUDIENCE
+from fleetplane.domains.gpus.resources import READ, RESOURCES
+from fleetplane.domains.gpus.rules import GpuPolicy
+from fleetplane.domains.gpus.wire import Dialect
+from fleetplane.fleet.explain import ExplainedKind, Explainer, TokenReaders
+from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
+from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
+from fleetplane.kernel.access import Grant, Permission, Principal, Role, built_in_grants
+from fleetplane.kernel.errors import PermissionDenied
+from fleetplane.rpc import Authentication, Authenticator, Connection, MethodRow
+from fleetplane.web.ops import Mount
+
+LISTENER = "device-api"
+WRITE = Permission("gpus.write")
+LOCAL = Role("local")
+"""The role of every caller at the node's socket or loopback port: consumers and providers alike."""
+VIEWER = Role("gpus.viewer")
+READER_GRANTS = {VIEWER: (Grant(permission=READ),), **built_in_grants(viewer=(READ,))}
+"""Who may ask over REST, with a token, why a GPU is not healthy."""
+
+_CONSUMER = gpu_pb2.DESCRIPTOR.services_by_name["GpuService"]
+_PROVIDER = provider_pb2.DESCRIPTOR.services_by_name["ProviderService"]
+_FIRST = first_pb2.DESCRIPTOR.services_by_name["GpuService"]
+
+BLUEPRINT = Blueprint(
+    name="gpus",
+    kinds=(GPU,),
+    methods=tuple(
+        MethodRow(
+            path=f"/{package}.{method}",
+            listener=LISTENER,
+            authentication=Authentication.LOCAL if needed is READ else Authentication.SOCKET,
+            permission=needed,
+        )
+        for package, method, needed in (
+            ("nvidia.device.v1alpha1", "GpuService/GetGpu", READ),
+            ("nvidia.device.v1alpha1", "GpuService/ListGpus", READ),
+            ("nvidia.device.v1alpha1", "GpuService/WatchGpus", READ),
+            ("nvidia.device.v1alpha1", "GpuService/CreateGpu", WRITE),
+            ("nvidia.device.v1alpha1", "GpuService/UpdateGpu", WRITE),
+            ("nvidia.device.v1alpha1", "GpuService/UpdateGpuStatus", WRITE),
+            ("nvidia.device.v1alpha1", "GpuService/DeleteGpu", WRITE),
+            ("nvidia.device.v1alpha1", "ProviderService/RegisterGpu", WRITE),
+            ("nvidia.device.v1alpha1", "ProviderService/UnregisterGpu", WRITE),
+            ("nvidia.device.v1alpha1", "ProviderService/UpdateGpuStatus", WRITE),
+            ("nvidia.device.v1alpha1", "ProviderService/UpdateGpuCondition", WRITE),
+            ("nvidia.device.v1alpha1", "ProviderService/Heartbeat", WRITE),
+            ("nvidia.nvsentinel.v1alpha1", "GpuService/GetGpu", READ),
+            ("nvidia.nvsentinel.v1alpha1", "GpuService/ListGpus", READ),
+            ("nvidia.nvsentinel.v1alpha1", "GpuService/WatchGpus", READ),
+            ("nvidia.nvsentinel.v1alpha1", "GpuService/CreateGpu", WRITE),
+            ("nvidia.nvsentinel.v1alpha1", "GpuService/UpdateGpu", WRITE),
+            ("nvidia.nvsentinel.v1alpha1", "GpuService/UpdateGpuStatus", WRITE),
+            ("nvidia.nvsentinel.v1alpha1", "GpuService/DeleteGpu", WRITE),
+        )
+    ),
+    grants={LOCAL: (Grant(permission=READ), Grant(permission=WRITE)), **READER_GRANTS},
+    operator_roles=tuple(READER_GRANTS),
+    explain={
+        "gpu": ExplainedKind(
+            summary="why a GPU is not healthy",
+            permission=READ,
+            explainer=lambda domain: domain.explainers["gpu"],
+        ),
+        "provider": ExplainedKind(
+            summary="why a provider is not heard",
+            permission=READ,
+            explainer=lambda domain: domain.explainers["provider"],
+        ),
+    },
+    readers=lambda domain: domain.readers,
+    resources=RESOURCES,
+    releases=AUDIENCE,
+)
+
+
+class Writers:
+    """Admits writes through the Unix socket only, whose file mode its owner chose."""
+
+    def __init__(self, *, tcp_writes: bool) -> None:
+        self._tcp_writes = tcp_writes
+
+    def __call__(self, connection: Connection) -> Principal:
+        if connection.transport == "unix" or self._tcp_writes:
+            return Principal(name="local", roles=frozenset({LOCAL}))
+        raise PermissionDenied(
+            "this address is for reading: any user of this machine can reach it",
+            hint="write through the Unix socket, or set listeners.device-api.tcp_writes = true",
+        )
+
+
+class GpuDomain:
+    def __init__(
+        self,
+        kernel: Kernel,
+        policy: GpuPolicy,
+        *,
+        dialect: Dialect,
+        version: str,
+        node: str,
+        tcp_writes: bool = False,
+        generation: Generation = Generation.AUTO,
+    ) -> None:
+        self.authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = {
+            LISTENER: {Authentication.SOCKET: Writers(tcp_writes=tcp_writes)}
+        }
+        self._store = kernel.store
+        self._gpus = Gpus(kernel.store, policy)
+        self._providers = Providers(self._gpus, policy, kernel.clock, kernel.attention)
+        self._reader = GpuReader(kernel.store, self._gpus)
+        self.readers = TokenReaders(kernel.door, READER_GRANTS)
+        self.explainers: Mapping[str, Explainer] = {
+            "gpu": GpuExplainer(kernel.store, self._providers, kernel.clock),
+            "provider": ProviderExplainer(kernel.store, self._providers, kernel.clock),
+        }
+        self.services: Sequence[Service] = (
+            Service(
+                listener=LISTENER,
+                descriptor=_CONSUMER,
+                raw_requests=("UpdateGpuStatus",),
+                servicer=GpuService(self._reader, self._gpus, dialect),
+            ),
+            Service(
+                listener=LISTENER,
+                descriptor=_FIRST,
+                raw_requests=("GetGpu", "ListGpus", "WatchGpus"),
+                servicer=SentinelGpuService(self._reader, self._gpus, generation),
+            ),
+            Service(
+                listener=LISTENER, descriptor=_PROVIDER, servicer=ProviderService(self._gpus, self._providers)
+            ),
+        )
+        self.collectors: Sequence[Collector] = (
+            GpuCollector(
+                store=kernel.store,
+                gpus=self._gpus,
+                reader=self._reader,
+                providers=self._providers,
+                calls=kernel.calls,
+                version=version,
+                node=node,
+            ),
+        )
+
+    def leases(self) -> Iterator[tuple[Lease, bool]]:
+        """Every provider's lease, and whether its holder is alive."""
+        return self._providers.leases()
+
+    def stored_gpus(self) -> Sequence[Gpu]:
+        return self._store.list(GPU)
+
+    server_names: Sequence[str] = ()
+    routes: Sequence[Mount] = ()
+    notices: Sequence[str] = ()
+
+    def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        """GPUs need not know where they are found."""
+
+    async def prepare(self) -> None:
+        """What was stored may have stopped being true while nobody was watching."""
+        await self._gpus.silence(None, message=rules.NOT_HEARD_SINCE_START)
+
+    async def run(self) -> None:
+        await self._providers.watch_over()
+
+    def drain(self) -> None:
+        self._reader.close()
