@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from enum import StrEnum
 
@@ -30,9 +30,11 @@ from fleetplane.rpc import Authenticator, Connection
 TLS_1_3 = 0x0304
 ROLE_OID = "1.3.6.1.4.1.999999.1"
 DEFAULT_LIFE_HOURS = 8760.0  # a year: longer than any forced expiry that makes sense
+OPERATOR_LIFE_HOURS = 24.0  # operators renew at half of it; one that is lost is soon worth nothing
 NONCE_ISSUER = "nstance-server"
 NONCE_BACKDATE_SECONDS = 30.0  # an agent checks the times against its own clock, which may lag
 PUBLIC_KEY_LIMIT_BYTES = 4096
+TENANT_PREFIX = "tenant/"
 
 PublicKey = ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey
 
@@ -88,9 +90,40 @@ def principal_name(role: ClientRole, tenant: str, client: str) -> str:
 
 
 def client_of(principal: Principal) -> tuple[str, str]:
-    """The tenant and id that a principal's certificate named."""
+    """The tenant and id that a principal's certificate named, or that its token acts for."""
+    if not has_certificate(principal):
+        return principal.scope.removeprefix(TENANT_PREFIX), principal.name
     _, tenant, client = principal.name.split("/", 2)
     return tenant, client
+
+
+def has_certificate(principal: Principal) -> bool:
+    """Whether a principal showed a certificate of ours, and not a token."""
+    role, _, rest = principal.name.partition("/")
+    return role in set(ClientRole) and "/" in rest
+
+
+def with_tokens(
+    certified: Authenticator, door: Callable[[str | None], Principal], *, tenant_header: str
+) -> Authenticator:
+    """Also whoever shows a token, with what they hold at the tenant that they name."""
+
+    def authenticate(connection: Connection) -> Principal:
+        if connection.certificates or connection.authorization is None:
+            return certified(connection)
+        require_tls13(connection)
+        principal = door(connection.authorization)
+        named = connection.metadata(tenant_header)
+        tenant = named.strip() if isinstance(named, str) else ""
+        if not tenant:
+            tenant = principal.scope.removeprefix(TENANT_PREFIX)
+        if not tenant or "/" in tenant:
+            raise InvalidArgument(
+                "name the tenant that you act for, in this field of the metadata", field=tenant_header
+            )
+        return principal.at(TENANT_PREFIX + tenant)
+
+    return authenticate
 
 
 def load_public_key(text: bytes, *, field: str) -> PublicKey:
@@ -122,9 +155,15 @@ def key_digest(key: PublicKey) -> str:
 
 
 def issue(
-    authority: Authority, key: PublicKey, *, role: ClientRole, tenant: str, client: str, life_hours: float,
+    authority: Authority,
+    key: PublicKey,
+    *,
+    role: ClientRole,
+    tenant: str,
+    client: str,
+    life_hours: float,
     serial: int,
-) -> Issued:  # fmt: skip
+) -> Issued:
     return authority.issue_client(
         key,
         name=client,

@@ -7,13 +7,24 @@ and only what follows from them is written.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from fleetplane.kernel.resources import Kind, Resource
+from fleetplane.kernel.resources import Kind, Nothing, Resource
 
 
 def tenant_scope(tenant: str) -> str:
     return f"tenant/{tenant}"
+
+
+def group_scope(tenant: str, group: str) -> str:
+    """What holds for one group only, such as a freeze, holds here."""
+    return f"tenant/{tenant}/group/{group}"
+
+
+def tenant_of(resource: Resource[Any, Any]) -> str:
+    return resource.scope.removeprefix("tenant/")
 
 
 class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +48,8 @@ class InstanceSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Of its files at that time; stands in its nonce."""
     replaces: str = ""
     """The instance whose place it is to take."""
+    place: str = ""
+    """The name of the first in the line of those that it follows; empty if it is itself the first."""
     provider: str = ""
     """The kind of provider it was asked of; empty in old records."""
     serves: str = ""
@@ -51,7 +64,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     started_at_ns: int
     delete_at_ns: int
-    """When it goes even if nobody has acknowledged."""
+    """When it is deleted even without an acknowledgement."""
     acked_at_ns: int | None = None
     replace: bool = True
     """Whether another must exist before this one goes."""
@@ -97,6 +110,9 @@ class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
     private_ipv4: str = ""
     private_ipv6: str = ""
     hostname: str = ""
+    proven: tuple[str, ...] | None = None
+    """Which of the three above the provider has said; the others are the agent's own word. None: it was not
+    heard yet."""
     agent_version: str = ""
     unhealthy_since_ns: int | None = None
     drain: Drain | None = None
@@ -122,10 +138,6 @@ class GroupOverride(msgspec.Struct, frozen=True, kw_only=True):
     vars: dict[str, str] = {}
     args: dict[str, str] = {}
     """For the provider, over those that are configured."""
-
-
-class Nothing(msgspec.Struct, frozen=True, kw_only=True):
-    """For kinds that have no status of their own."""
 
 
 class TenantSleep(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,7 +166,7 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorNonce(msgspec.Struct, frozen=True, kw_only=True):
-    """That a nonce was handed out for an operator; the nonce itself is kept nowhere."""
+    """Record of a nonce that was issued to an operator; the nonce itself is not stored."""
 
     issued_by: str
     issued_at_ns: int
@@ -162,11 +174,13 @@ class OperatorNonce(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SecretRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """That a secret was put into the storage; it lies there, sealed."""
+    """Record of a secret that lies sealed in the storage."""
 
     put_by: str
     put_at_ns: int
     size_bytes: int
+    tenants: tuple[str, ...] = ()
+    """Tenants whose instances may receive it, `*` for all; empty: whose template names it literally."""
 
 
 Instance = Resource[InstanceSpec, InstanceStatus]

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fleetplane.domains.instances import rules
-from fleetplane.domains.instances.groups import Groups
-from fleetplane.domains.instances.registry import Instances
-from fleetplane.domains.instances.reports import Reports
+from fleetplane.domains.instances.records.groups import Groups
+from fleetplane.domains.instances.records.instances import Instances
+from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.rules import decide as rules
+from fleetplane.domains.instances.rules import quotas
 
 PREFIX = "fleetplane_instances_"
 
@@ -42,4 +43,15 @@ class InstanceCollector(Collector):
         yield GaugeMetricFamily(
             PREFIX + "held", "Silent instances left alone because many fell silent at once", self._held()
         )
+        family = GaugeMetricFamily(
+            PREFIX + "quota_used_ratio",
+            "Share of a tenant's instances that it has; of tenants that come close to their bound",
+            labels=["tenant"],
+        )
+        for tenant in sorted({tenant for tenant, _ in views}):
+            limit, used = self._groups.quota(tenant), quotas.usage(self._instances.all(tenant))
+            if limit and quotas.near(tenant, used, limit):
+                family.add_metric([tenant], used.standing / limit)
+        if family.samples:
+            yield family
         yield CounterMetricFamily(PREFIX + "reports", "Health reports taken", self._reports.received)

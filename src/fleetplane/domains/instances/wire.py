@@ -6,20 +6,19 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from google.protobuf.message import DecodeError
-from google.protobuf.timestamp_pb2 import Timestamp
 
-from fleetplane.domains.instances import rules
-from fleetplane.domains.instances.configuration import templates
 from fleetplane.domains.instances.configuration.hashes import group_etag
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
-from fleetplane.domains.instances.configuration.template_functions import TemplateInvalid
-from fleetplane.domains.instances.error_feed import Trouble
-from fleetplane.domains.instances.kinds import GroupOverride, Instance
-from fleetplane.domains.instances.registry import tenant_of
-from fleetplane.domains.instances.reports import Report
+from fleetplane.domains.instances.configuration.templates import template as templates
+from fleetplane.domains.instances.configuration.templates.functions import TemplateInvalid
+from fleetplane.domains.instances.kinds import GroupOverride, Instance, tenant_of
+from fleetplane.domains.instances.live.errors import Trouble
+from fleetplane.domains.instances.records.reports import Report
+from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.gen.fleetplane.instances.v1 import early_pb2
 from fleetplane.gen.nstance.v1 import agent_pb2, operator_pb2
 from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.values.timestamps import timestamp
 
 LAST_FIELD_OF_SECOND_GENERATION = 9
 FILES_LIMIT = 256  # in one report; a template has a handful
@@ -41,13 +40,6 @@ class EventGeneration(StrEnum):
 
 _UPSERT = {EventGeneration.FIRST: 0, EventGeneration.SECOND: 1}
 _DELETE = {EventGeneration.FIRST: 1, EventGeneration.SECOND: 2}
-
-
-def timestamp(ns: int | None) -> Timestamp | None:
-    if ns is None:
-        return None
-    seconds, nanos = divmod(ns, 1_000_000_000)
-    return Timestamp(seconds=seconds, nanos=nanos)
 
 
 # Health reports.
@@ -282,9 +274,9 @@ def bounded(text: str, field: str) -> str:
 
 
 def group_status(group: EffectiveGroup, members: Iterable[Instance]) -> operator_pb2.GroupStatus:
-    """A group and those of its instances that are there for its size."""
-    present = [member for member in members if _counts(member)]
-    providers = (member.status.provider_id for member in present if member.status is not None)
+    """A group and those of its instances that are there for its size: what the provider has made."""
+    present = (member.status for member in members if _counts(member))
+    providers = [status.provider_id for status in present if status is not None and status.provider_id]
     return operator_pb2.GroupStatus(
         key=group.key,
         tenant=group.tenant,
@@ -295,8 +287,8 @@ def group_status(group: EffectiveGroup, members: Iterable[Instance]) -> operator
         vars=group.stated.vars,
         is_static=group.is_static,
         etag=group_etag(group),
-        actual_size=len(present),
-        provider_ids=sorted(filter(None, providers)),
+        actual_size=len(providers),
+        provider_ids=sorted(providers),
     )
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
-from fleetplane.domains.instances import durations
 from fleetplane.domains.instances.agent.machine import Reading
 from fleetplane.domains.instances.agent.spot import Notice
 from fleetplane.gen.nstance.v1 import agent_pb2
+from fleetplane.kernel.values import durations
+from fleetplane.kernel.values.timestamps import timestamp
 
 
 def health_report(
@@ -68,9 +67,3 @@ def _metrics(reading: Reading) -> agent_pb2.Metrics:
 def _termination(notice: Notice) -> agent_pb2.TerminationNotice:
     deadline = None if notice.deadline_ns is None else timestamp(notice.deadline_ns)
     return agent_pb2.TerminationNotice(action=notice.action, deadline=deadline)
-
-
-def timestamp(nanoseconds: int) -> Timestamp:
-    value = Timestamp()
-    value.FromNanoseconds(nanoseconds)
-    return value

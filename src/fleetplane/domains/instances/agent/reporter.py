@@ -11,9 +11,9 @@ from typing import Final
 
 import structlog
 
-from fleetplane.domains.instances.agent.identity_folder import IdentityFolder
+from fleetplane.domains.instances.agent.files.folder import ReceiveFolder
+from fleetplane.domains.instances.agent.identity.folder import IdentityFolder
 from fleetplane.domains.instances.agent.machine import Machine
-from fleetplane.domains.instances.agent.receive_folder import ReceiveFolder
 from fleetplane.domains.instances.agent.report import health_report
 from fleetplane.domains.instances.agent.spot import Notice, SpotSource
 from fleetplane.gen.nstance.v1 import agent_pb2

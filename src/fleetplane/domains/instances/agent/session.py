@@ -11,33 +11,34 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn
 
 import grpc
 import grpc.aio
 import structlog
 from google.protobuf.empty_pb2 import Empty
 
-from fleetplane.domains.instances.agent import link
-from fleetplane.domains.instances.agent.certificates import Life
-from fleetplane.domains.instances.agent.key_folder import KeyFolder
-from fleetplane.domains.instances.agent.link import LinkLost
-from fleetplane.domains.instances.agent.patch import Patch, PatchBroken, PatchReader, Transfer
-from fleetplane.domains.instances.agent.receive_folder import PatchRefused, ReceiveFolder
-from fleetplane.domains.instances.agent.renewal import CertificateKeeper
+from fleetplane.domains.instances.agent.files.folder import PatchRefused, ReceiveFolder
+from fleetplane.domains.instances.agent.files.patch import Patch, PatchBroken, PatchReader, Transfer
+from fleetplane.domains.instances.agent.identity.keys import KeyFolder
+from fleetplane.domains.instances.agent.identity.renewal import CertificateKeeper
 from fleetplane.domains.instances.agent.reporter import Reporter
+from fleetplane.domains.instances.agent.transport import CALL_LIMIT_SECONDS
 from fleetplane.gen.nstance.v1 import agent_pb2, agent_pb2_grpc
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.node import link
+from fleetplane.node.certificates import Life
+from fleetplane.node.link import LinkLost
+from fleetplane.node.tasks import in_thread
+from fleetplane.node.upgrade.following import Follow, no_check_in, no_metadata
 
 LOST_CODES: Final = frozenset({grpc.StatusCode.UNAVAILABLE})
 STEADY_SECONDS: Final = 10.0
 """A stream or session that lasted this long was well; the next failure starts from the shortest wait."""
 GOODBYE_SECONDS: Final = 1.0
-"""To end the report stream in words when we stop, before the connection goes."""
-
-T = TypeVar("T")
+"""Seconds to end the report stream cleanly at shutdown, before the connection is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,8 @@ class Node:
     log: structlog.typing.FilteringBoundLogger
     backoff: Backoff = field(default_factory=Backoff)
     pauses: Pauses = field(default_factory=Pauses)
+    check_in: Follow = no_check_in
+    """Says which version this is, over each connection."""
 
 
 class Session:
@@ -74,14 +77,16 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session of {self._node.instance_id}>"
 
-    async def run(self, hand_over: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, hand_over: Callable[[], Awaitable[None]], established: Callable[[], None]) -> None:
         """Until a renewed certificate asks for a new connection. A lost one is an error, LinkLost.
 
-        The streams stay open until `hand_over` returns: whoever comes next is ready by then.
+        `established` is called once the connection stands. The streams stay open until `hand_over` returns:
+        whoever comes next is ready by then.
         """
         pauses = self._node.pauses
         async with asyncio.TaskGroup() as tasks:
             streams = [
+                tasks.create_task(self._tell_ready(established)),
                 tasks.create_task(self._keep_open("files", self._files, pauses.files_seconds)),
                 tasks.create_task(self._keep_open("keys", self._keys, pauses.keys_seconds)),
             ]
@@ -92,6 +97,11 @@ class Session:
             await hand_over()
             for stream in streams:
                 stream.cancel()
+
+    async def _tell_ready(self, established: Callable[[], None]) -> None:
+        await self._channel.channel_ready()
+        established()
+        await self._node.check_in(self._channel, no_metadata)
 
     async def _keep_open(
         self, name: str, stream: Callable[[], Awaitable[None]], pause_seconds: float
@@ -132,7 +142,7 @@ class Session:
         """Take a patch. One that cannot be taken is reported, and the stream goes on."""
         node = self._node
         try:
-            await to_the_end(lambda: node.received.apply(patch))
+            await in_thread(lambda: node.received.apply(patch))
         except PatchRefused as refused:
             node.log.warning("patch_refused", error=refused.message, config_hash=patch.config_hash)
             return
@@ -157,7 +167,7 @@ class Session:
         """Make and hand in keys. What goes wrong is logged: the server asks again for what it lacks."""
         node = self._node
         try:
-            keys = await to_the_end(lambda: node.keys.public_keys(names))
+            keys = await in_thread(lambda: node.keys.public_keys(names))
         except (FleetplaneError, OSError) as error:
             node.log.warning("keys_not_made", names=names, error=str(error))
             return
@@ -168,7 +178,7 @@ class Session:
             ],
         )
         try:
-            await self._stub.SubmitPublicKeys(request, timeout=link.CALL_LIMIT_SECONDS)
+            await self._stub.SubmitPublicKeys(request, timeout=CALL_LIMIT_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() in LOST_CODES:
                 raise
@@ -211,18 +221,6 @@ async def _say_goodbye(call: grpc.aio.StreamUnaryCall[agent_pb2.HealthReportRequ
             await call.done_writing()
             await call
     call.cancel()
-
-
-async def to_the_end(work: Callable[[], T]) -> T:
-    """Run blocking work on a thread, and be cancelled only after it: two of them must not overlap."""
-    running = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        if not running.cancelled():
-            running.exception()  # seen; we are leaving
-        raise
 
 
 def _transfer(message: agent_pb2.FileTransfer) -> Transfer:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import urllib.error
-import urllib.request
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,6 +21,7 @@ ASK_LIMIT_SECONDS: Final = 1.0
 """Metadata services are one hop away; one that is slower will be asked again anyway."""
 ANSWER_LIMIT_BYTES: Final = 64 * 1024
 TOKEN_SECONDS: Final = 21_600
+GOOGLE_NOTICE_SECONDS: Final = 30
 _NOT_FOUND: Final = 404
 _UNAUTHORIZED: Final = 401
 
@@ -50,6 +50,9 @@ Ask = Callable[[str, str, Mapping[str, str]], Answer]
 
 def ask_metadata(method: str, url: str, headers: Mapping[str, str]) -> Answer:
     """Ask a metadata service directly: a proxy of the environment would answer for another machine."""
+    import urllib.error  # only machines in a cloud need it, and it takes three megabytes
+    import urllib.request
+
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, method=method, headers=dict(headers))  # noqa: S310  # constants below
     try:
@@ -100,9 +103,17 @@ class AwsSpot:
 class GoogleSpot:
     """Google's: a flag that turns true thirty seconds before the end."""
 
-    def __init__(self, ask: Ask = ask_metadata, *, origin: str = "http://metadata.google.internal") -> None:
+    def __init__(
+        self,
+        ask: Ask = ask_metadata,
+        *,
+        origin: str = "http://metadata.google.internal",
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
         self._ask = ask
         self._origin = origin
+        self._now_ns = now_ns
+        self._deadline_ns: int | None = None
 
     def __repr__(self) -> str:
         return "<GoogleSpot>"
@@ -112,7 +123,12 @@ class GoogleSpot:
         answer = await asyncio.to_thread(self._ask, "GET", url, {"Metadata-Flavor": "Google"})
         if answer.status != 200:
             raise Unavailable(f"the metadata service answered {answer.status}")
-        return Notice(action="terminate") if answer.body.strip().upper() == b"TRUE" else None
+        if answer.body.strip().upper() != b"TRUE":
+            self._deadline_ns = None
+            return None
+        if self._deadline_ns is None:
+            self._deadline_ns = self._now_ns() + GOOGLE_NOTICE_SECONDS * 1_000_000_000
+        return Notice(action="terminate", deadline_ns=self._deadline_ns)
 
 
 def detect_spot(root: Path = Path("/")) -> SpotSource | None:

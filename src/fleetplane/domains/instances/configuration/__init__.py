@@ -7,16 +7,31 @@ problems out. Where the text is kept, and what is done with it, is decided elsew
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
-from fleetplane.domains.instances.configuration import decode, jsonc, older, validate
+from fleetplane.domains.instances.configuration import decode, idle_keys, jsonc, older, validate
 from fleetplane.domains.instances.configuration.problems import ConfigurationInvalid, Problem, Report
 from fleetplane.domains.instances.configuration.schema import Configuration
 from fleetplane.domains.instances.providers import registry
 
-__all__ = ["Configuration", "ConfigurationInvalid", "Problem", "parse"]
+__all__ = ["Checked", "Configuration", "ConfigurationInvalid", "Problem", "check", "parse"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A document that can be used."""
+
+    configuration: Configuration
+    warnings: tuple[Problem, ...]
+    """What in it has no effect here."""
 
 
 def parse(text: bytes | str, *, name: str, providers: Collection[str] | None = None) -> Configuration:
+    """As `check`, the configuration alone."""
+    return check(text, name=name, providers=providers).configuration
+
+
+def check(text: bytes | str, *, name: str, providers: Collection[str] | None = None) -> Checked:
     """Read and check a document. `name` is what it is called in messages, such as its file's name.
 
     It may name any of `providers`: those that are installed, unless told otherwise.
@@ -37,7 +52,7 @@ def parse(text: bytes | str, *, name: str, providers: Collection[str] | None = N
     config = _checked(document, report, registry.names() if providers is None else providers)
     if report.problems or config is None:
         raise ConfigurationInvalid(name, report.in_order())
-    return validate.resolve(config)
+    return Checked(configuration=validate.resolve(config), warnings=idle_keys.warnings(document, config))
 
 
 def _checked(document: jsonc.Document, report: Report, providers: Collection[str]) -> Configuration | None:
@@ -55,7 +70,7 @@ def _checked(document: jsonc.Document, report: Report, providers: Collection[str
 
 
 def _check_options(config: Configuration, report: Report) -> None:
-    """Of a provider that is installed here; what others take is not known."""
+    """Check the options of a provider that is installed here; those of others are unknown."""
     infra = config.shard.infra
     refused = (
         registry.options_refused(infra.provider, infra.options)

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from fleetplane.domains.instances import durations
 from fleetplane.domains.instances.configuration.jsonc import Path
 from fleetplane.domains.instances.configuration.problems import Report
 from fleetplane.domains.instances.configuration.schema import Part
 from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.values import durations
 
 P = TypeVar("P", bound=Part)
 

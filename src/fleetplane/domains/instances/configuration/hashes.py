@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from hashlib import md5, sha256
 
-from fleetplane.domains.instances.configuration.gojson import Ordered, dumps
+from fleetplane.domains.instances.configuration.go_json import Ordered, dumps
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
 from fleetplane.domains.instances.configuration.schema import File, Userdata
 
 
 def runtime_hash(group: EffectiveGroup) -> str:
-    """Of what can be pushed to a running instance: its vars and files."""
+    """The hash of what can be pushed to a running instance: vars and files."""
     files = {name: _file(file) for name, file in group.files.items()}
     return _sha256(Ordered(vars=dict(group.vars), files=files))
 
 
 def infra_hash(group: EffectiveGroup) -> str:
-    """Of what an instance is made with: a change means a new machine."""
+    """The hash of what an instance is made with: a change means a new machine."""
     facts = Ordered(args=dict(group.args), instance_type=group.instance_type, subnet_pool=group.subnet_pool)
     if group.userdata is not None:
         facts["userdata"] = _userdata(group.userdata)
@@ -25,7 +25,7 @@ def infra_hash(group: EffectiveGroup) -> str:
 
 
 def group_etag(group: EffectiveGroup) -> str:
-    """Of what operators are shown of the group's configuration; its instances do not change it."""
+    """The ETag of the configuration that operators see; instances do not change it."""
     shown = {
         "key": group.key,
         "tenant": group.tenant,

@@ -12,6 +12,11 @@ from dataclasses import dataclass
 import msgspec
 
 from fleetplane.domains.instances.configuration.decode import nearest
+from fleetplane.domains.instances.configuration.ownership import (
+    files_for,
+    template_is_for,
+    templates_for,
+)
 from fleetplane.domains.instances.configuration.schema import (
     Configuration,
     File,
@@ -22,7 +27,7 @@ from fleetplane.domains.instances.configuration.schema import (
 )
 from fleetplane.domains.instances.configuration.validate import identifier_problem
 from fleetplane.domains.instances.kinds import GroupOverride
-from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
+from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound
 
 GroupKey = tuple[str, str]
 """Tenant and key."""
@@ -82,11 +87,11 @@ def effective(
         return None
     own = _group(group, override)
     template = config.templates.get(own.template)
-    if template is None:
+    if template is None or not template_is_for(config, own.template, tenant):
         raise FailedPrecondition(
             f"group {key!r} of tenant {tenant!r} was made from template {own.template!r}, "
-            "which the configuration no longer has",
-            hint="bring the template back, or delete the group",
+            "which the configuration no longer has for this tenant",
+            hint="bring the template back, name the tenant in its `tenants`, or delete the group",
         )
     stated_pool = own.subnet_pool
     if group is None and not stated_pool:  # taken from the template when the group was made
@@ -144,7 +149,7 @@ def _merged(
         subnets=config.shard.subnet_pools.get(pool, ()),
         vars={**config.defaults.vars, **template.vars, **group.vars},
         args=deep_merge(deep_merge(config.defaults.args, template.args), group.args),
-        files=template.files,
+        files=files_for(template.files, tenant),
         userdata=template.userdata or config.defaults.userdata,
         drain_timeout_seconds=group.drain_timeout_seconds,
         load_balancers=group.load_balancers,
@@ -171,8 +176,8 @@ def on_demand(
     vars: Mapping[str, str] | None = None,  # noqa: A002 -- the document's word
 ) -> EffectiveGroup:
     """The group as a single instance made in it for a caller, with what the caller chose."""
-    if template and template not in config.templates:
-        raise _unknown_template(config, template)
+    if template and not template_is_for(config, template, group.tenant):
+        raise _unknown_template(config, template, group.tenant)
     if subnet_pool:
         _check_pool(config, subnet_pool)
     own = Group(
@@ -214,9 +219,9 @@ def unresolved(config: Configuration, overrides: Overrides) -> dict[GroupKey, st
     They are not gone: scaling them to nothing because of an edit elsewhere would be a disaster.
     """
     return {
-        (tenant, key): f"template {override.template!r} is not in the configuration"
+        (tenant, key): f"template {override.template!r} is not in the configuration, or not for {tenant!r}"
         for (tenant, key), override in overrides.items()
-        if key not in config.groups.get(tenant, {}) and override.template not in config.templates
+        if key not in config.groups.get(tenant, {}) and not template_is_for(config, override.template, tenant)
     }
 
 
@@ -236,7 +241,7 @@ def check_override(
     if group is not None:
         _check_static(group, key, override)
     else:
-        _check_dynamic(config, override, present)
+        _check_dynamic(config, tenant, override, present)
 
 
 def _check_static(group: Group, key: str, override: GroupOverride) -> None:
@@ -254,15 +259,15 @@ def _check_static(group: Group, key: str, override: GroupOverride) -> None:
         )
 
 
-def _check_dynamic(config: Configuration, override: GroupOverride, present: bool) -> None:
+def _check_dynamic(config: Configuration, tenant: str, override: GroupOverride, present: bool) -> None:
     if not override.template and not present:
         raise InvalidArgument(
             "a new group needs a template",
             field="config.template",
-            hint=f"one of {', '.join(sorted(config.templates))}",
+            hint=f"one of {', '.join(sorted(templates_for(config, tenant))) or 'none'}",
         )
-    if override.template and override.template not in config.templates:
-        raise _unknown_template(config, override.template)
+    if override.template and not template_is_for(config, override.template, tenant):
+        raise _unknown_template(config, override.template, tenant)
     if override.subnet_pool:
         _check_pool(config, override.subnet_pool)
     elif not present and config.shard.subnet_pools:
@@ -275,10 +280,12 @@ def _check_dynamic(config: Configuration, override: GroupOverride, present: bool
         _check_pool(config, inherited)
 
 
-def _unknown_template(config: Configuration, template: str) -> InvalidArgument:
-    return InvalidArgument(
-        f"there is no template {template[:64]!r}; {nearest(template, config.templates)}",
+def _unknown_template(config: Configuration, template: str, tenant: str) -> NotFound:
+    """The error for an unknown template; the same where only other tenants have it."""
+    return NotFound(
+        f"there is no template {template[:64]!r}; {nearest(template, templates_for(config, tenant))}",
         field="config.template",
+        hint="templates name the tenants they are for in `tenants`",
     )
 
 
@@ -286,7 +293,8 @@ def _check_pool(config: Configuration, pool: str) -> None:
     pools, allowed = config.shard.subnet_pools, config.shard.dynamic_subnet_pools
     if pool not in pools:
         raise InvalidArgument(
-            f"there is no subnet pool {pool[:64]!r}; {nearest(pool, pools)}", field="config.subnet_pool"
+            f"there is no subnet pool {pool[:64]!r}; {nearest(pool, allowed or pools)}",
+            field="config.subnet_pool",
         )
     if allowed and pool not in allowed:
         raise FailedPrecondition(

@@ -1,4 +1,4 @@
-"""Documents of the older shape, with all in one `server` block: recognised, and told how to move."""
+"""Detects documents of the older shape, with everything in one `server` block, and explains the migration."""
 
 from __future__ import annotations
 

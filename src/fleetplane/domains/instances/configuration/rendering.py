@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fleetplane.domains.instances import durations
-from fleetplane.domains.instances.configuration import gojson, templates
+from fleetplane.domains.instances.configuration import go_json as gojson
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
 from fleetplane.domains.instances.configuration.schema import Addresses, Configuration, File, Json
-from fleetplane.domains.instances.configuration.templates import TemplateData
+from fleetplane.domains.instances.configuration.templates import template as templates
+from fleetplane.domains.instances.configuration.templates.template import TemplateData
 from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.values import durations
 
 
 def template_data(
@@ -58,7 +59,7 @@ def template_data(
 
 
 def for_user_data(data: TemplateData, *, nonce: str, report_interval_seconds: float) -> TemplateData:
-    """The same data with what user data alone has: the nonce, and this machine's own interval, if any."""
+    """The template data of user data, which also has the nonce and the machine's own interval, if any."""
     interval = durations.format(report_interval_seconds) if report_interval_seconds else data.report_interval
     return replace(data, nonce=nonce, report_interval=interval)
 

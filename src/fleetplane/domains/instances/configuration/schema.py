@@ -19,7 +19,7 @@ Json = object
 """Whatever JSON can hold; passed on, not interpreted."""
 
 PROVIDERS = ("aws", "google", "mock", "tmux", "proxmox", "local")
-"""Those that documents have always known. Whichever else is installed is as good."""
+"""Those that documents have always known. A server whose settings name its provider takes any of them."""
 SecretsProvider = Literal[
     "", "object-storage", "aws-parameter-store", "aws-secrets-manager", "google-secret-manager", "memory"
 ]
@@ -128,6 +128,8 @@ class Shard(Part, frozen=True, kw_only=True):
     default_drain_timeout_seconds: Duration = seconds("default_drain_timeout", 300.0)
     image_refresh_interval_seconds: Duration = seconds("image_refresh_interval", 21600.0)
     shutdown_timeout_seconds: Duration = seconds("shutdown_timeout", 10.0)
+    tenant_quotas: dict[str, int] = {}
+    """Instances that a tenant may have, by tenant; else the server's setting says how many."""
     subnet_pools: dict[str, tuple[str, ...]] = {}
     dynamic_subnet_pools: tuple[str, ...] = ()
     """Pools that groups made at run time may use; empty is any."""
@@ -203,6 +205,8 @@ class File(Part, frozen=True, kw_only=True):
     template: Json = None
     """The name of a certificate, an object of strings, any object, or a text: by kind."""
     key: Key | None = None
+    tenants: tuple[str, ...] = ()
+    """Whose instances get it; empty: all that the template is for."""
 
 
 class Userdata(Part, frozen=True, kw_only=True):
@@ -248,6 +252,11 @@ class InstanceTemplate(Part, frozen=True, kw_only=True):
     instance_type: str = ""
     subnet_pool: str = ""
     vars: dict[str, str] = {}
+    tenants: tuple[str, ...] = ()
+    """Whose groups may stand on it, `*` for everyone's; empty: the tenants whose groups here do."""
+    agent_names: bool = False
+    """Whether its agents' own word for host name and addresses may stand in certificates, where the
+    provider says none."""
 
 
 class Group(Part, frozen=True, kw_only=True):

@@ -13,9 +13,9 @@ import msgspec
 
 from fleetplane.domains.instances.configuration.decode import RENAMED, nearest
 from fleetplane.domains.instances.configuration.jsonc import Path
+from fleetplane.domains.instances.configuration.ownership import EVERYONE, template_is_for
 from fleetplane.domains.instances.configuration.problems import Report
 from fleetplane.domains.instances.configuration.schema import (
-    PROVIDERS,
     Addresses,
     Configuration,
     EncryptionKey,
@@ -93,6 +93,16 @@ def _check_identifiers(config: Configuration, report: Report) -> None:
         _check_identifier(report, ("groups", tenant), tenant, at_key=True)
         for key in groups:
             _check_identifier(report, ("groups", tenant, key), key, at_key=True)
+    for name, template in config.templates.items():
+        _check_tenants(report, ("templates", name, "tenants"), template.tenants)
+        for file_name, file in template.files.items():
+            _check_tenants(report, ("templates", name, "files", file_name, "tenants"), file.tenants)
+
+
+def _check_tenants(report: Report, path: Path, tenants: Iterable[str]) -> None:
+    for index, tenant in enumerate(tenants):
+        if tenant != EVERYONE:
+            _check_identifier(report, (*path, index), tenant)
 
 
 def _check_secrets(config: Configuration, report: Report) -> None:
@@ -146,15 +156,15 @@ def _check_addresses(config: Configuration, report: Report) -> None:
 
 
 def check_provider(config: Configuration, report: Report, installed: Collection[str]) -> None:
-    """A provider is one that documents have always known, or one that is installed here."""
+    """A provider is one that is installed here: the server would have no machines from any other."""
     path: Path = ("shard", "infra", "provider")
-    name, known = config.shard.infra.provider, sorted({*PROVIDERS, *installed})
+    name, known = config.shard.infra.provider, sorted(installed)
     if not name or name in known:
         return
     if RENAMED.get(name) in known:
         report.add(path, f"{name!r} is called {RENAMED[name]!r} now")
     else:
-        report.add(path, f"must be one of {', '.join(known)}, not {name!r}: no other is installed")
+        report.add(path, f"must be one of {', '.join(known)}, which are installed, not {name!r}")
 
 
 def _check_shard(config: Configuration, report: Report) -> None:
@@ -165,6 +175,12 @@ def _check_shard(config: Configuration, report: Report) -> None:
     collection, path = shard.garbage_collection, ("shard", "garbage_collection", "registration_timeout")
     if collection.registration_timeout_seconds <= collection.interval_seconds:
         report.add(path, "must be longer than garbage_collection.interval")
+    for tenant, quota in shard.tenant_quotas.items():
+        _check_identifier(report, ("shard", "tenant_quotas", tenant), tenant, at_key=True)
+        wanted = sum(group.size or 0 for group in config.groups.get(tenant, {}).values())
+        if quota < wanted:
+            message = f"must not be less than the {wanted} instances that the tenant's groups here want"
+            report.add(("shard", "tenant_quotas", tenant), message)
     expiry = shard.expiry
     if 0 < expiry.forced_age_seconds <= expiry.eligible_age_seconds:
         report.add(("shard", "expiry", "eligible_age"), "must be shorter than expiry.forced_age")
@@ -209,6 +225,9 @@ def _check_groups(config: Configuration, report: Report) -> None:
         for key, group in groups.items():
             path: Path = ("groups", tenant, key)
             check_known(report, (*path, "template"), "template", group.template, config.templates)
+            if group.template in config.templates and not template_is_for(config, group.template, tenant):
+                message = f"template {group.template!r} names the tenants it is for, and {tenant!r} is none"
+                report.add((*path, "template"), message)
             check_known(report, (*path, "subnet_pool"), "subnet pool", group.subnet_pool, pools)
             for index, balancer in enumerate(group.load_balancers):
                 where = (*path, "load_balancers", index)

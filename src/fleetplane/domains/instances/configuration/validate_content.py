@@ -11,13 +11,18 @@ import binascii
 import re
 from collections.abc import Collection, Mapping
 
-from fleetplane.domains.instances.configuration import templates
 from fleetplane.domains.instances.configuration.decode import nearest
 from fleetplane.domains.instances.configuration.jsonc import Path
 from fleetplane.domains.instances.configuration.problems import Report
 from fleetplane.domains.instances.configuration.schema import Configuration, File, Userdata
-from fleetplane.domains.instances.configuration.templates import Fields, TemplateData, TemplateInvalid
-from fleetplane.domains.instances.file_rules import CONTENT_RULES, LAST_WRITTEN
+from fleetplane.domains.instances.configuration.templates import template as templates
+from fleetplane.domains.instances.configuration.templates.template import (
+    Fields,
+    TemplateData,
+    TemplateInvalid,
+)
+from fleetplane.domains.instances.rules import workload
+from fleetplane.domains.instances.rules.files import CONTENT_RULES, LAST_WRITTEN
 
 EXTENSION_OF_KIND = {"certificate": ".crt", "env": ".env", "json": ".json"}
 MAX_CERTIFICATE_TTL_HOURS = 24 * 365 * 100
@@ -67,6 +72,22 @@ def check_certificates(config: Configuration, report: Report) -> None:
         for part in ("organization", "dns", "ip", "uri", "country", "province", "locality", "street"):
             for index, text in enumerate(getattr(certificate, part)):
                 check_text(report, (*path, part, index), text)
+                if problem := _name_problem(part, text):
+                    report.add((*path, part, index), problem)
+        if certificate.cn is not None and workload.names_server(certificate.cn, (workload.SERVER_NAME,)):
+            report.add((*path, "cn"), f"{certificate.cn!r} is the server's own name")
+
+
+def _name_problem(part: str, text: str) -> str | None:
+    """What is wrong with a name that is written out. One made by a template is checked when it is issued,
+    but how a URI begins must always be written out."""
+    if part == "uri":
+        return workload.uri_problem(text.partition("{{")[0] if "{{" in text else text)
+    if "{{" in text or part not in ("dns", "ip"):
+        return None
+    if workload.names_server(text, (workload.SERVER_NAME,)):
+        return f"{text!r} is the server's own name"
+    return workload.dns_problem(text) if part == "dns" else None
 
 
 def base_name_problem(name: str) -> str | None:

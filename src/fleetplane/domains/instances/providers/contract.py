@@ -185,7 +185,7 @@ class LoadBalancer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TargetState(StrEnum):
-    """Of one machine in all target groups of one load balancer."""
+    """The state of one machine in all target groups of one load balancer."""
 
     REGISTERED = "registered"
     PARTIALLY_REGISTERED = "partially_registered"
@@ -266,6 +266,10 @@ class ProviderContext:
     """The server's environment, of which a provider may hand on what is harmless."""
     region: str = ""
     zone: str = ""
+    command: tuple[str, ...] = ()
+    """The program that a provider may run, from the server's settings alone; empty: the provider's own."""
+    variables: frozenset[str] = frozenset()
+    """Environment variables that a document may set for that program, beside those of `NSTANCE_`."""
 
 
 @runtime_checkable

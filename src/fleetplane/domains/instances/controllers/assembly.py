@@ -1,0 +1,158 @@
+"""Provider and controller: the part that can only run once a configuration is in force."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from fleetplane.domains.instances.content.downloads import Downloads
+from fleetplane.domains.instances.content.files import Addresses, FileMaker
+from fleetplane.domains.instances.content.images import Images
+from fleetplane.domains.instances.controllers.balancers import Balancers
+from fleetplane.domains.instances.controllers.groups import GroupController
+from fleetplane.domains.instances.controllers.launcher import Launcher
+from fleetplane.domains.instances.controllers.leader_address import LeaderAddress
+from fleetplane.domains.instances.controllers.nat import NatKeeper
+from fleetplane.domains.instances.controllers.observations import Observations
+from fleetplane.domains.instances.controllers.plan_steps import ErrorSink, GroupParts
+from fleetplane.domains.instances.controllers.provider_guard import GuardedProvider
+from fleetplane.domains.instances.kinds import Instance
+from fleetplane.domains.instances.providers.contract import Provider
+from fleetplane.domains.instances.records.groups import Groups
+from fleetplane.domains.instances.records.instances import Instances
+from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.identity import Authority
+from fleetplane.kernel.identity.signing import SigningKeys
+from fleetplane.kernel.reconcile import Reconciler
+from fleetplane.kernel.store import Store
+
+log = structlog.get_logger(__name__)
+
+START_RETRY = Backoff(first_seconds=1.0, ceiling_seconds=60.0)
+"""Between tries at a provider that cannot be had or does not start."""
+IMAGES_SECONDS = 60.0
+"""Between looks at which images are due to be looked up; for how long each is good is configured."""
+RECHECKS_LIMIT = 1024
+"""Instances asked about at a time because their agents went away; the regular look finds the rest."""
+
+
+class Machinery:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        instances: Instances,
+        groups: Groups,
+        reports: Reports,
+        files: FileMaker,
+        provider: Provider,
+        nonces: SigningKeys,
+        authority: Authority,
+        addresses: Callable[[], Addresses],
+        images: Images,
+        downloads: Downloads,
+        machine: str = "",
+        clock: Clock,
+        complain: ErrorSink,
+        gone: Callable[[Instance], None],
+    ) -> None:
+        """`machine` is the provider's id of the machine that this server runs on, if that matters."""
+        self.provider = provider
+        self._guarded = guarded = GuardedProvider(
+            provider, change_seconds=lambda: groups.required().shard.request_timeout_seconds
+        )
+        self.observations = Observations(guarded, clock)
+        nat = NatKeeper(guarded, instances, groups, reports, clock)
+        self.launcher = Launcher(
+            instances=instances,
+            groups=groups,
+            provider=guarded,
+            nonces=nonces,
+            authority=authority,
+            files=files,
+            addresses=addresses,
+            images=images,
+            downloads=downloads,
+            nat=nat,
+            clock=clock,
+        )
+        self.leader = LeaderAddress(guarded, groups, store, clock, machine=machine)
+        self.controller = GroupController(
+            GroupParts(
+                store=store,
+                instances=instances,
+                groups=groups,
+                reports=reports,
+                provider=guarded,
+                observations=self.observations,
+                launcher=self.launcher,
+                balancers=Balancers(guarded, instances, groups, clock),
+                nat=nat,
+                clock=clock,
+                complain=complain,
+                gone=gone,
+            )
+        )
+        self._clock = clock
+        self._groups = groups
+        self._images = images
+        self._rechecks: set[str] = set()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    def __repr__(self) -> str:
+        return f"<Machinery {self.provider.kind} {self.controller!r}>"
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._start()
+        log.info("instances.started", provider=self.provider.kind)
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                self._tasks.create_task(self.controller.run())
+                self._tasks.create_task(self.leader.run())
+                self._tasks.create_task(self._keep_images())
+        finally:
+            self._tasks = None
+            await self.provider.close()
+
+    @property
+    def reconcilers(self) -> tuple[Reconciler, ...]:
+        return (self.controller.reconciler, self.leader.reconciler)
+
+    async def _keep_images(self) -> None:
+        """Files may name images too, of instances that were made long ago."""
+        while True:
+            await self._images.refresh(self._guarded, self._groups.required())
+            await self._clock.sleep(IMAGES_SECONDS)
+
+    async def _start(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self.provider.start()
+            except Exception as error:  # a plug-in: whatever it raises, the rest of the server goes on
+                await pause(self._clock, attempt, error)
+                attempt += 1
+            else:
+                return
+
+    def suspect(self, instance: Instance) -> None:
+        """The instance's agent went away; find out whether the instance did too."""
+        if self._tasks is None or instance.name in self._rechecks or len(self._rechecks) >= RECHECKS_LIMIT:
+            return
+        self._rechecks.add(instance.name)
+        task = self._tasks.create_task(self.controller.recheck(instance))
+        task.add_done_callback(lambda _task: self._rechecks.discard(instance.name))
+
+
+async def pause(clock: Clock, attempt: int, error: Exception) -> None:
+    """Report the provider's error, and wait before the next attempt."""
+    wait = START_RETRY.delay_seconds(attempt, jitter=clock.random())
+    text = error.message if isinstance(error, FleetplaneError) else f"{type(error).__name__}: {error}"
+    log.error("instances.provider_unusable", error=text, retry_seconds=round(wait, 1))
+    await clock.sleep(wait)

@@ -1,0 +1,75 @@
+"""The operators that have a certificate of ours, and the nonces for those that have none yet, as records."""
+
+from __future__ import annotations
+
+from fleetplane.domains.instances import credentials
+from fleetplane.domains.instances.credentials import PublicKey
+from fleetplane.domains.instances.kinds import (
+    NONCE,
+    OPERATOR,
+    OperatorNonce,
+    OperatorRecord,
+    tenant_scope,
+)
+from fleetplane.kernel.errors import ResourceExhausted
+from fleetplane.kernel.identity import Issued
+from fleetplane.kernel.store import Draft, Store
+
+NONCES_LIMIT = 1000
+"""Nonces of one tenant that are good at once; each is for one operator."""
+
+
+async def record_operator(
+    store: Store,
+    tenant: str,
+    name: str,
+    *,
+    client: str,
+    key: PublicKey,
+    issued: Issued,
+    action: str,
+    actor: str,
+) -> None:
+    """Write down which certificate an operator has now; when it came first stays as it was."""
+    scope = tenant_scope(tenant)
+
+    def change(draft: Draft) -> None:
+        found = draft.get(OPERATOR, scope, name)
+        spec = OperatorRecord(
+            client=client,
+            key_digest=credentials.key_digest(key),
+            certificate_serial=str(issued.serial),
+            registered_at_ns=found.spec.registered_at_ns if found is not None else draft.now_ns,
+            expires_at_ns=round(issued.not_after.timestamp() * 1e9),
+            authority=issued.issuer_key_id,
+        )
+        draft.put(OPERATOR, scope, name, spec=spec)
+
+    await store.transact(change, actor=actor, action=action, touches=[OPERATOR.key(scope, name)])
+
+
+async def record_nonce(store: Store, tenant: str, nonce_id: str, *, life_seconds: float, actor: str) -> None:
+    """Write down that a nonce is handed out, before it is; those that have run out are forgotten."""
+    scope = tenant_scope(tenant)
+
+    def change(draft: Draft) -> None:
+        known = draft.list(NONCE, scope)
+        over = [found.name for found in known if found.spec.expires_at_ns <= draft.now_ns]
+        if len(known) - len(over) >= NONCES_LIMIT:
+            raise ResourceExhausted(f"{NONCES_LIMIT} nonces of tenant {tenant!r} have not run out yet")
+        for name in over:
+            draft.delete(NONCE, scope, name)
+        spec = OperatorNonce(
+            issued_by=actor,
+            issued_at_ns=draft.now_ns,
+            expires_at_ns=draft.now_ns + round(life_seconds * 1e9),
+        )
+        draft.put(NONCE, scope, nonce_id, spec=spec)
+
+    touched = [nonce_id, *(found.name for found in store.list(NONCE, scope))]
+    await store.transact(
+        change,
+        actor=actor,
+        action="instances.create_nonce",
+        touches=[NONCE.key(scope, name) for name in touched],
+    )

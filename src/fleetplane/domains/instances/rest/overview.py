@@ -1,0 +1,145 @@
+"""A tenant's groups and instances as they are now, for those who look at them over the web.
+
+Counting a tenant's instances takes as long as it has instances, and everyone with a page open asks
+about once a second, so what was counted is kept until an instance changes, and how they
+are for a few seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fleetplane.domains.instances.grpc.admin import freeze_scope
+from fleetplane.domains.instances.kinds import INSTANCE, Instance
+from fleetplane.domains.instances.records.groups import Groups, GroupView
+from fleetplane.domains.instances.records.instances import Instances
+from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.domains.instances.records.tenants import asleep
+from fleetplane.domains.instances.rest import views
+from fleetplane.domains.instances.rest.views import Counts, Explained, Health, ShownGroup
+from fleetplane.domains.instances.rules import decide as rules
+from fleetplane.fleet.findings import shown
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import NotFound
+from fleetplane.kernel.freeze import FREEZE, frozen
+from fleetplane.kernel.reconcile import Explanations
+from fleetplane.kernel.store import Store
+
+TENANTS_KEPT = 1024
+"""Tenants whose counts are remembered between two questions."""
+HEALTH_SECONDS = 3.0
+"""How old a look at a whole tenant's health may be; shorter than anyone's report interval matters."""
+_NOBODY = views.counts(())
+
+
+class Overview:
+    def __init__(
+        self,
+        store: Store,
+        instances: Instances,
+        groups: Groups,
+        reports: Reports,
+        explanations: Explanations,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._instances = instances
+        self._groups = groups
+        self._reports = reports
+        self._explanations = explanations
+        self._clock = clock
+        self._counts: dict[str, tuple[int, Mapping[str, Counts]]] = {}
+        self._healths: dict[str, tuple[int, Mapping[str, Health]]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Overview tenants={len(self._counts)}>"
+
+    # Groups.
+
+    def groups(self, tenant: str) -> Sequence[ShownGroup]:
+        """In the order of their names; those that the server keeps for itself are not shown."""
+        mine = [view for (of, _), view in self._groups.views().items() if of == tenant]
+        return [self._shown(view) for view in mine if not view.group.is_nat]
+
+    def group(self, tenant: str, name: str) -> ShownGroup:
+        view = self._groups.view(tenant, name)
+        if view is None or view.group.is_nat:
+            raise NotFound(f"group {name[:64]!r} is not known")
+        return self._shown(view)
+
+    def _shown(self, view: GroupView) -> ShownGroup:
+        tenant, name = view.group.tenant, view.group.key
+        now_ns = self._clock.now_ns()
+        return views.group(
+            view.group,
+            self._counted(tenant).get(name, _NOBODY),
+            asleep=asleep(self._instances.sleep(tenant), now_ns),
+            frozen=frozen(self._store.list(FREEZE), freeze_scope(tenant, name), now_ns),
+        )
+
+    def _counted(self, tenant: str) -> Mapping[str, Counts]:
+        revision = self._store.kind_revision(INSTANCE)
+        kept = self._counts.get(tenant)
+        if kept is None or kept[0] != revision:
+            members: dict[str, list[Instance]] = {}
+            for instance in self._instances.all(tenant):
+                members.setdefault(instance.spec.group, []).append(instance)
+            if len(self._counts) >= TENANTS_KEPT:
+                self._counts.clear()
+            found = {name: views.counts(of) for name, of in members.items()}
+            kept = self._counts[tenant] = (revision, found)
+        return kept[1]
+
+    # Instances.
+
+    def instance(self, found: Instance) -> views.ShownInstance:
+        return views.instance(found, self.health(found), self._reports.last(found.name))
+
+    def detail(self, tenant: str, name: str) -> views.InstanceDetail:
+        found = self._instances.get(tenant, name)
+        return views.detail(found, self.health(found), self._reports.last(name))
+
+    def instances(self, tenant: str, *, group: str | None, state: str | None) -> Sequence[Instance]:
+        found = self._instances.all(tenant) if group is None else self._instances.of_group(tenant, group)
+        return [one for one in found if state is None or rules.state(one) == state]
+
+    def health(self, found: Instance) -> Health:
+        return self._health(found, self._silent_before_ns())
+
+    def healths(self, tenant: str) -> Mapping[str, Health]:
+        """The health of a tenant's instances, as of a moment ago. Shared by all readers: never change it."""
+        now_ns = self._clock.now_ns()
+        kept = self._healths.get(tenant)
+        if kept is None or now_ns - kept[0] >= HEALTH_SECONDS * 1e9:
+            before_ns = self._silent_before_ns()
+            found = {one.name: self._health(one, before_ns) for one in self._instances.all(tenant)}
+            if len(self._healths) >= TENANTS_KEPT:
+                self._healths.clear()
+            kept = self._healths[tenant] = (now_ns, found)
+        return kept[1]
+
+    def _health(self, found: Instance, silent_before_ns: int) -> Health:
+        registered_at_ns = found.status.registered_at_ns if found.status is not None else None
+        return views.health(
+            found,
+            self._reports.last(found.name),
+            heard_at_ns=self._reports.heard_at_ns(found.name, registered_at_ns),
+            silent_before_ns=silent_before_ns,
+        )
+
+    def _silent_before_ns(self) -> int:
+        policy = rules.Policy() if self._groups.configuration is None else self._groups.policy()
+        before_ns = self._clock.now_ns() - round(policy.unhealthy_after_seconds * 1e9)
+        return before_ns if before_ns >= policy.listening_since_ns else 0
+
+    # Why.
+
+    def explain(self, tenant: str, about: str) -> Explained:
+        """What is known of a group, or of an instance in its group; of no other tenant's."""
+        instance = self._instances.find(tenant, about)
+        group = about if instance is None else instance.spec.group
+        found = [] if "/" in group else self._explanations.about(f"{tenant}/{group}")
+        if instance is None and not found:
+            self.group(tenant, group)  # one that nobody has looked at yet is known all the same
+        subject = "" if instance is None else instance.name
+        return Explained(about=about, group=group, findings=[shown(one, about=subject) for one in found])

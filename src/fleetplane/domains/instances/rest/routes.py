@@ -1,0 +1,162 @@
+"""REST: a tenant's groups and instances, to look at. Nothing is changed here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleetplane.domains.instances.access import VIEW, seeing
+from fleetplane.domains.instances.live.errors import ErrorFeed
+from fleetplane.domains.instances.live.feed import LiveFeed
+from fleetplane.domains.instances.rest import views
+from fleetplane.domains.instances.rest.overview import Overview
+from fleetplane.domains.instances.rules import decide as rules
+from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.web.rest.gate import OperatorCaller, RoleGate
+from fleetplane.web.rest.pages import BY_CURSOR, CursorPage, cursor_page, whole_number
+from fleetplane.web.rest.routes import Answer, Call, Query, Route, Stream
+from fleetplane.web.streaming import EVENT_STREAM
+
+InstancesCall = Call[OperatorCaller]
+
+ERRORS, ERRORS_LIMIT = 50, 500
+ABOUT_LIMIT = 256
+_GROUPS, _INSTANCES, _WATCHING = "Groups", "Instances", "Watching"
+
+
+class ViewRoutes:
+    def __init__(
+        self, *, overview: Overview, feed: LiveFeed, errors: ErrorFeed, gate: RoleGate[OperatorCaller]
+    ) -> None:
+        self._overview = overview
+        self._feed = feed
+        self._errors = errors
+        self._gate = gate
+
+    def routes(self) -> Sequence[Route]:
+        return (
+            Route(
+                method="GET",
+                path="/groups",
+                handler=self.groups,
+                tag=_GROUPS,
+                permission=VIEW,
+                summary="List groups, with desired and actual state",
+                answer=views.GroupList,
+            ),
+            Route(
+                method="GET",
+                path="/groups/{name}",
+                handler=self.group,
+                tag=_GROUPS,
+                permission=VIEW,
+                summary="Get a group",
+                answer=views.ShownGroup,
+            ),
+            Route(
+                method="GET",
+                path="/instances",
+                handler=self.instances,
+                tag=_INSTANCES,
+                permission=VIEW,
+                summary="List instances, oldest first",
+                answer=views.InstancePage,
+                query=(
+                    Query(name="group", summary="Only of this group"),
+                    Query(name="state", summary="Only in this state", choices=tuple(rules.State)),
+                    *BY_CURSOR,
+                ),
+            ),
+            Route(
+                method="GET",
+                path="/instances/{instance_id}",
+                handler=self.instance,
+                tag=_INSTANCES,
+                permission=VIEW,
+                summary="Get an instance, with its agent's last report",
+                answer=views.InstanceDetail,
+            ),
+            *self._watching(),
+        )
+
+    def _watching(self) -> Sequence[Route]:
+        return (
+            Route(
+                method="GET",
+                path="/explain",
+                handler=self.explain,
+                tag=_WATCHING,
+                permission=VIEW,
+                summary="Explain why a group or instance is not in its desired state",
+                answer=views.Explained,
+                query=(Query(name="about", summary="A group, or an instance's id"),),
+            ),
+            Route(
+                method="GET",
+                path="/errors",
+                handler=self.errors,
+                tag=_WATCHING,
+                permission=VIEW,
+                summary="List recent errors, newest first",
+                answer=views.ErrorList,
+                query=(
+                    Query(
+                        name="limit",
+                        summary="Maximum number of rows",
+                        kind="integer",
+                        default=ERRORS,
+                        low=1,
+                        high=ERRORS_LIMIT,
+                    ),
+                ),
+            ),
+            Route(
+                method="GET",
+                path="/events",
+                handler=self.events,
+                tag=_WATCHING,
+                permission=VIEW,
+                summary="Follow groups, instances and errors as server-sent events; `Last-Event-ID` resumes",
+                streams=True,
+            ),
+        )
+
+    async def groups(self, call: InstancesCall) -> Answer[views.GroupList]:
+        return Answer(content=views.GroupList(items=self._overview.groups(_tenant(call))))
+
+    async def group(self, call: InstancesCall) -> Answer[views.ShownGroup]:
+        return Answer(content=self._overview.group(_tenant(call), call.path["name"]))
+
+    async def instances(self, call: InstancesCall) -> Answer[CursorPage[views.ShownInstance]]:
+        state = call.query.get("state")
+        if state is not None and state not in tuple(rules.State):
+            raise InvalidArgument(f"is not one of {', '.join(rules.State)}", field="state")
+        found = self._overview.instances(_tenant(call), group=call.query.get("group"), state=state)
+        return Answer(content=cursor_page(call, found, self._overview.instance))
+
+    async def instance(self, call: InstancesCall) -> Answer[views.InstanceDetail]:
+        return Answer(content=self._overview.detail(_tenant(call), call.path["instance_id"]))
+
+    async def explain(self, call: InstancesCall) -> Answer[views.Explained]:
+        about = call.query.get("about", "")
+        if not 0 < len(about) <= ABOUT_LIMIT:
+            raise InvalidArgument("is required; name a group or an instance", field="about")
+        return Answer(content=self._overview.explain(_tenant(call), about))
+
+    async def errors(self, call: InstancesCall) -> Answer[views.ErrorList]:
+        limit = whole_number(call, "limit", default=ERRORS, low=1, high=ERRORS_LIMIT)
+        found = self._errors.recent(_tenant(call), limit)
+        return Answer(content=views.ErrorList(items=[views.error(trouble) for trouble in found]))
+
+    async def events(self, call: InstancesCall) -> Stream:
+        def check() -> None:
+            """A token may be revoked, and a session ends, while its holder reads on."""
+            self._gate.admit(self._gate.authenticate(call.headers), VIEW, call.path)
+
+        mark = call.headers.get("last-event-id") or ""
+        return Stream(
+            chunks=self._feed.follow(_tenant(call), mark=mark, check=check), content_type=EVENT_STREAM
+        )
+
+
+def _tenant(call: InstancesCall) -> str:
+    return seeing(call.caller, call.headers)
