@@ -15,13 +15,12 @@ in the status.
 from __future__ import annotations
 
 import re
-import uuid
 from enum import StrEnum
 
 import msgspec
 
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.kernel.resources import Kind, Resource
+from fleetplane.kernel.resources import Kind, Nothing, Resource
 
 PUBLIC_KEY_BYTES = 32
 NODE_CLAIM = "node_id"
@@ -43,6 +42,11 @@ def principal_name(node_id: str) -> str:
     return f"edge/{node_id}"
 
 
+def credential_name(tenant: str, node_id: str) -> str:
+    """What revocations of a daemon are about: the node as this tenant's, and no other's."""
+    return f"edge/{tenant}/{node_id}"
+
+
 def check_tenant(tenant: str, *, field: str = "tenant") -> str:
     if TENANT_PATTERN.fullmatch(tenant) is None:
         raise InvalidArgument(
@@ -51,28 +55,23 @@ def check_tenant(tenant: str, *, field: str = "tenant") -> str:
     return tenant
 
 
-def check_uuid(text: str, *, field: str) -> str:
-    """A UUID in its usual form; returned in lower case."""
-    try:
-        found = str(uuid.UUID(text))
-    except ValueError as error:
-        raise InvalidArgument(f"{field} must be a UUID, not {text[:80]!r}", field=field) from error
-    if found != text.lower():  # UUID() also takes braces, urn: and missing hyphens
-        raise InvalidArgument(f"{field} must be a hyphenated UUID, not {text[:80]!r}", field=field)
-    return found
+def daemon_scope(scope: str, node_id: str) -> str:
+    """Where a freeze of one daemon lies, below its tenant's scope."""
+    return f"{scope}/daemon/{node_id}"
+
+
+def worker_scope(worker: str) -> str:
+    """Where a freeze of one worker lies; workers belong to no tenant."""
+    return f"worker/{worker}"
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """Fields may be added later: what is stored keeps field names, and new fields have defaults."""
 
 
-class Nothing(Spec, frozen=True):
-    """For kinds that have no status of their own."""
-
-
 class Dialect(StrEnum):
     DOCUMENTED = "documented"
-    """The documented one, which our own daemon speaks."""
+    """The documented dialect, which our own daemon uses."""
     LEGACY = "legacy"
     """The one of daemons already in the field."""
 
@@ -121,9 +120,22 @@ class UsedRequest(Spec, frozen=True):
     key_version: int = 0
 
 
+class Former(Spec, frozen=True):
+    """Credentials that were replaced, and are good until then on a stream that was open under them."""
+
+    public_key: bytes
+    token_id: str
+    until_ns: int
+
+
+EARLIER_LIMIT = 16
+"""Credentials before the last that may still be in use: rotations within one overlap."""
+
+
 class NodeSpec(Spec, frozen=True):
     display_name: str
     public_key: bytes
+    """Empty for one that was revoked and may enrol again: it has no credentials until it does."""
     token_id: str
     """The jti of the token that is good now."""
     token_expires_at_ns: int
@@ -134,10 +146,27 @@ class NodeSpec(Spec, frozen=True):
     previous_token_id: str = ""
     previous_key_until_ns: int = 0
     """Until then the stream that was open at a rotation may go on under the previous key and token."""
+    earlier: tuple[Former, ...] = ()
+    """The same of rotations before the last, oldest first."""
     recent_nonces: tuple[UsedRequest, ...] = ()
     desired: Desired = Desired.ACTIVE
     shutdown_grace_seconds: float = 0.0
     revoked_at_ns: int | None = None
+
+    def former(self, token_id: str) -> Former | None:
+        """The replaced credentials of a token, if it is of those."""
+        for one in (*self.earlier, self.previous):
+            if one.token_id and one.token_id == token_id:
+                return one
+        return None
+
+    @property
+    def previous(self) -> Former:
+        return Former(
+            public_key=self.previous_public_key or self.public_key,
+            token_id=self.previous_token_id,
+            until_ns=self.previous_key_until_ns,
+        )
 
 
 class NodeStatus(Spec, frozen=True):
@@ -148,6 +177,10 @@ class NodeStatus(Spec, frozen=True):
     stream_id: str = ""
     dialect: Dialect = Dialect.DOCUMENTED
     config_version: str = ""
+    config_refused: str = ""
+    """Why it did not take the configuration that it was sent last; empty if it did, or has not said."""
+    hello_ms: int = 0
+    """The time that its last hello was signed with: after a restart, nothing older opens a stream."""
 
 
 class EnrollmentSpec(Spec, frozen=True):
@@ -159,6 +192,10 @@ class EnrollmentSpec(Spec, frozen=True):
     redeemed_by: str = ""
     """The node's id."""
     revoked: bool = False
+    node_id: str = ""
+    """The only node that it is for; empty: for one that does not exist yet."""
+    replace: bool = False
+    """The node that it is for may be taken over with another key."""
 
 
 class BlacklistedSpec(Spec, frozen=True):
@@ -185,8 +222,12 @@ class WorkerState(StrEnum):
     UNHEALTHY = "unhealthy"
 
 
+EVERY_TENANT = "*"
+
+
 class WorkerSpec(Spec, frozen=True):
     role: WorkerRole
+    """As the token said that it was let in with."""
     public_key: bytes
     attested_at_ns: int
     token_id: str
@@ -198,6 +239,12 @@ class WorkerSpec(Spec, frozen=True):
     """None until it registers, and again after it deregistered."""
     draining: bool = False
     """What the operators want."""
+    tenants: tuple[str, ...] = ()
+    """Tenants that the worker acts for; `EVERY_TENANT` for all. Taken from its token."""
+
+    def serves(self, tenant: str) -> bool:
+        """Whether it acts for a tenant; for what belongs to none, only who acts for all does."""
+        return EVERY_TENANT in self.tenants or (bool(tenant) and tenant in self.tenants)
 
 
 class WorkerStatus(Spec, frozen=True):
@@ -215,6 +262,8 @@ class WorkerTokenSpec(Spec, frozen=True):
     issued_at_ns: int
     expires_at_ns: int
     redeemed_at_ns: int | None = None
+    role: WorkerRole = WorkerRole.WORKER
+    tenants: tuple[str, ...] = ()
 
 
 EDGE_NODE: Kind[NodeSpec, NodeStatus] = Kind("edge-node", NodeSpec, NodeStatus)

@@ -1,6 +1,6 @@
 """The numbers of the edge domain, for Prometheus, read at each scrape.
 
-Tenants and tools are no labels: both are unbounded.
+Tenants are no label: they are unbounded. Of tools and reasons a bounded number is (`tallies`).
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fleetplane.domains.edge.fleet import FleetRuns
 from fleetplane.domains.edge.kinds import EDGE_NODE, NodeState
-from fleetplane.domains.edge.runs import RunState
-from fleetplane.domains.edge.stream_side import StreamSide
+from fleetplane.domains.edge.runs.channel import EdgeRuns
+from fleetplane.domains.edge.streams.assembly import StreamSide
+from fleetplane.domains.edge.streams.tallies import Tallies
+from fleetplane.fleet.runs.records import RunState
 from fleetplane.kernel.store import Store
 
 PREFIX = "fleetplane_edge_"
 
 
 class EdgeCollector(Collector):
-    def __init__(self, store: Store, *, streams: StreamSide, runs: FleetRuns) -> None:
+    def __init__(self, store: Store, *, streams: StreamSide, runs: EdgeRuns, tallies: Tallies) -> None:
         self._store = store
         self._streams = streams
         self._runs = runs
+        self._tallies = tallies
 
     def collect(self) -> Iterator[Metric]:
         states = Counter(
@@ -40,6 +42,7 @@ class EdgeCollector(Collector):
             if outcome is not RunState.RUNNING:
                 runs.add_metric([outcome], self._runs.ended[outcome])
         yield runs
+        yield from self._fared()
         yield from self._heard()
         dispatcher = self._streams.dispatcher
         yield GaugeMetricFamily(
@@ -50,6 +53,30 @@ class EdgeCollector(Collector):
             "Words of daemons that came too late, twice, or about nothing known",
             dispatcher.ignored + dispatcher.ledger.ignored,
         )
+
+    def _fared(self) -> Iterator[Metric]:
+        """What became of commands."""
+        tallies = self._tallies
+        commands = CounterMetricFamily(
+            PREFIX + "commands",
+            "Targets of runs that ended, by tool, outcome and why",
+            labels=["tool", "outcome", "reason"],
+        )
+        for labels, number in tallies.commands.items():
+            commands.add_metric(labels, number)
+        yield commands
+        seconds = CounterMetricFamily(
+            PREFIX + "command_seconds", "How long commands took on their daemons", labels=["tool"]
+        )
+        for tool, took in tallies.seconds.items():
+            seconds.add_metric([tool], took)
+        yield seconds
+        skipped = CounterMetricFamily(
+            PREFIX + "targets_skipped", "Daemons that were meant and left out, by why", labels=["reason"]
+        )
+        for reason, number in tallies.skipped.items():
+            skipped.add_metric([reason], number)
+        yield skipped
 
     def _heard(self) -> Iterator[Metric]:
         """What came in on streams."""
@@ -64,5 +91,9 @@ class EdgeCollector(Collector):
             PREFIX + "events_refused", "Hellos and events that were not believed, by why", labels=["cause"]
         )
         for cause, number in refused.items():
-            events.add_metric([cause], number)
+            if number:
+                events.add_metric([cause], number)
         yield events
+        yield CounterMetricFamily(
+            PREFIX + "events_oversized", "Events that were too large and no results", streams.oversized
+        )

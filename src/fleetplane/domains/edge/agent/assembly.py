@@ -10,25 +10,29 @@ from pathlib import Path
 from typing import Final
 
 import grpc.aio
+import msgspec
 import structlog
 
-from fleetplane.domains.edge.agent import identity, link, machine
-from fleetplane.domains.edge.agent.config import ServerProof
-from fleetplane.domains.edge.agent.configuration import Configuration
+from fleetplane.domains.edge.agent import capabilities as machine
+from fleetplane.domains.edge.agent import endpoint as link
+from fleetplane.domains.edge.agent.commands.commands import Surroundings, Work
+from fleetplane.domains.edge.agent.commands.journal import Journal
+from fleetplane.domains.edge.agent.commands.judge import Judge
+from fleetplane.domains.edge.agent.commands.results import SETTLED_SECONDS, ResultOutbox
+from fleetplane.domains.edge.agent.config.document import ServerProof
+from fleetplane.domains.edge.agent.config.layers import Configuration
 from fleetplane.domains.edge.agent.daemon import Daemon, Pace
-from fleetplane.domains.edge.agent.identity import Keyring
-from fleetplane.domains.edge.agent.jobs import Judge
-from fleetplane.domains.edge.agent.journal import Journal
-from fleetplane.domains.edge.agent.outbox import SETTLED_SECONDS, Outbox
-from fleetplane.domains.edge.agent.overview import fingerprint
-from fleetplane.domains.edge.agent.rotation import Rotator
+from fleetplane.domains.edge.agent.identity import keyring as identity
+from fleetplane.domains.edge.agent.identity.keyring import Keyring
+from fleetplane.domains.edge.agent.identity.rotation import Rotator
+from fleetplane.domains.edge.agent.identity.state_folder import StateFolder, public_bytes
 from fleetplane.domains.edge.agent.session import Leaving, Node
-from fleetplane.domains.edge.agent.state import StateFolder, public_bytes
-from fleetplane.domains.edge.agent.tools.contract import Tool
+from fleetplane.domains.edge.agent.status import fingerprint
+from fleetplane.domains.edge.agent.tools.contract import ProgramLimits, ProgramPrivileges, Tool
 from fleetplane.domains.edge.agent.tools.keys import RotateKey
-from fleetplane.domains.edge.agent.work import Surroundings, Work
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import Clock
+from fleetplane.node.upgrade.following import Follow, no_check_in
 
 HANDED_ON: Final = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"}
@@ -48,7 +52,7 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class DaemonParts:
     folder: StateFolder
     tools: Mapping[str, Tool]
     environment: Mapping[str, str]
@@ -60,6 +64,9 @@ class Parts:
     reach: Reach = field(default_factory=Reach)
     pace: Pace = field(default_factory=Pace)
     settled_seconds: float = SETTLED_SECONDS
+    check_in: Follow = no_check_in
+    protected: tuple[Path, ...] = ()
+    """Folders that tools must not touch, beside the state folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +77,13 @@ class Assembled:
     journal: Journal
 
 
-def assemble(parts: Parts) -> Assembled:
+def assemble(parts: DaemonParts) -> Assembled:
     """Blocking: reads the folder. Raises what makes it unusable."""
     folder, clock, log = parts.folder, parts.clock, parts.log
     configuration = Configuration(folder, user_config=parts.user_config, log=log)
     configuration.load()
     folder.use(configuration.current)
-    for path in folder.tighten():
+    for path in folder.tighten_all():
         log.warning("permissions_tightened", path=str(path))
     keyring = Keyring(identity.load(folder, configuration.current), folder.signature())
     server_key = folder.load_server_key()
@@ -86,7 +93,7 @@ def assemble(parts: Parts) -> Assembled:
         )
     journal = Journal(folder.journal)
     journal.open(now=clock.now_ns() / 1e9)
-    outbox = Outbox(journal, clock, settled_seconds=parts.settled_seconds)
+    outbox = ResultOutbox(journal, clock, settled_seconds=parts.settled_seconds)
     outbox.load()
     tolerant = partial(_tolerant, parts, configuration)
 
@@ -124,6 +131,7 @@ def assemble(parts: Parts) -> Assembled:
         last_command=lambda: journal.last,
         clock=clock,
         log=log,
+        check_in=parts.check_in,
     )
     daemon = Daemon(node, connect=connect, rotator=rotator, pace=parts.pace)
     return Assembled(daemon=daemon, leaving=leaving, node=node, journal=journal)
@@ -134,11 +142,11 @@ async def _rotated(rotator: Rotator, keep_old_seconds: float) -> str:
     return fingerprint(public_bytes(done.identity.key))
 
 
-def _tolerant(parts: Parts, configuration: Configuration) -> bool:
+def _tolerant(parts: DaemonParts, configuration: Configuration) -> bool:
     return parts.tolerate_unsigned or configuration.current.edge.server_proof is ServerProof.TOLERATED
 
 
-def _capabilities(parts: Parts, configuration: Configuration, work: Work) -> pb.EdgeCapabilities:
+def _capabilities(parts: DaemonParts, configuration: Configuration, work: Work) -> pb.EdgeCapabilities:
     return machine.capabilities(
         configuration.current.edge.capabilities,
         tools=tuple(parts.tools),
@@ -149,17 +157,19 @@ def _capabilities(parts: Parts, configuration: Configuration, work: Work) -> pb.
 
 
 def _judge(
-    parts: Parts, configuration: Configuration, keyring: Keyring, server_key: bytes, tolerant: bool
+    parts: DaemonParts, configuration: Configuration, keyring: Keyring, server_key: bytes, tolerant: bool
 ) -> Judge:
-    said = configuration.current.edge.capabilities.mount_points
+    layers = (configuration.owner, configuration.current)
+    said = (layer.edge.capabilities.mount_points for layer in layers)
     return Judge(
         config=configuration.current,
+        owner=configuration.owner,
         tools=parts.tools,
         tenant=keyring.current.tenant,
         server_key=server_key,
         tolerate_unsigned=tolerant,
-        mount_points=("/",) if said is None else said,
-        protected=_protected(parts.folder),
+        mount_points=tuple(dict.fromkeys(("/",) if one is None else one for one in said)),
+        protected=(*_protected(parts.folder), *(path.resolve() for path in parts.protected)),
     )
 
 
@@ -170,7 +180,7 @@ def _protected(folder: StateFolder) -> tuple[Path, ...]:
     return (*files, *threads)
 
 
-def _surroundings(parts: Parts, configuration: Configuration) -> Surroundings:
+def _surroundings(parts: DaemonParts, configuration: Configuration) -> Surroundings:
     edge = configuration.current.edge
     handed_on = {
         name: value
@@ -181,4 +191,6 @@ def _surroundings(parts: Parts, configuration: Configuration) -> Surroundings:
         environment={**handed_on, **edge.environment},
         output_limit_bytes=edge.output_limit_bytes,
         concurrent=edge.max_concurrent_commands,
+        limits=ProgramLimits(**msgspec.structs.asdict(edge.limits)),
+        privileges=ProgramPrivileges(**msgspec.structs.asdict(edge.programs)),
     )

@@ -15,12 +15,13 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from fleetplane.domains.edge.agent.link import LinkLost, Refused
-from fleetplane.domains.edge.agent.patience import in_thread, unless
-from fleetplane.domains.edge.agent.proof import NotTheServer
-from fleetplane.domains.edge.agent.rotation import Rotator
+from fleetplane.domains.edge.agent.identity.rotation import Rotator
+from fleetplane.domains.edge.agent.server_proof import NotTheServer
 from fleetplane.domains.edge.agent.session import Node, Session, take_over_identity
 from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.node.connection import Attempt, KeepConnected, Wait
+from fleetplane.node.link import LinkLost, Refused
+from fleetplane.node.tasks import in_thread
 
 STEADY_SECONDS: Final = 30.0
 """A session that lasted this long was a good one: the waits begin anew."""
@@ -90,35 +91,42 @@ class Daemon:
     # The server.
 
     async def _stay_connected(self) -> None:
-        node, failures = self._node, 0
-        while not node.leaving.asked.is_set():
-            began, established = node.clock.monotonic(), False
-            try:
-                async with self._connect() as channel:
-                    session = Session(channel, node)
-                    self.sessions += 1
-                    try:
-                        await session.run()
-                    finally:
-                        established = session.established
-            except (LinkLost, Refused, NotTheServer) as error:
-                lasted = node.clock.monotonic() - began
-                failures = 0 if established and lasted > self._pace.steady_seconds else failures
-                await self._wait(error, failures)
-                failures += 1
-
-    async def _wait(self, error: FleetplaneError, failures: int) -> None:
         node = self._node
-        waits = node.configuration.current.edge.stream_reconnect_backoff_secs
-        seconds = wait_seconds(waits, failures, jitter=node.clock.random()) * self._pace.wait_scale
-        node.log.warning(
-            "session_ended", error=error.message, reason=error.reason, retry_in_seconds=round(seconds, 2)
-        )
-        unknown = isinstance(error, Refused) and error.code is grpc.StatusCode.UNAUTHENTICATED
-        await unless(node.leaving.asked, node.clock.sleep(seconds))
-        if unknown and not node.leaving.asked.is_set():
+        await KeepConnected(
+            endings=(LinkLost, Refused, NotTheServer),
+            waits=self,
+            lost=self._lost,
+            clock=node.clock,
+            steady_seconds=self._pace.steady_seconds,
+            leaving=node.leaving.asked,
+        ).run(self._serve)
+
+    async def _serve(self, attempt: Attempt) -> None:
+        why = attempt.after
+        if isinstance(why, Refused) and why.code is grpc.StatusCode.UNAUTHENTICATED:
             # Our token ran out while we were away, or a rotation was cut short; the key may still be good.
             await self._mend()
+        async with self._connect() as channel:
+            self.sessions += 1
+            await Session(channel, self._node, on_established=attempt.established).run()
+
+    def after(
+        self,
+        why: Exception,  # noqa: ARG002  # however it ended, the configured waits apply
+        failures: int,
+        *,
+        jitter: float,
+    ) -> Wait:
+        """The waits that the configuration names, which may have changed since the last one."""
+        waits = self._node.configuration.current.edge.stream_reconnect_backoff_secs
+        seconds = wait_seconds(waits, failures, jitter=jitter) * self._pace.wait_scale
+        return Wait(seconds=seconds, failures=failures + 1)
+
+    def _lost(self, why: Exception, seconds: float) -> None:
+        reason = why.reason if isinstance(why, FleetplaneError) else ""
+        self._node.log.warning(
+            "session_ended", error=str(why), reason=reason, retry_in_seconds=round(seconds, 2)
+        )
 
     async def _mend(self) -> None:
         if await take_over_identity(self._node):

@@ -8,18 +8,19 @@ from __future__ import annotations
 import msgspec
 from google.protobuf.any_pb2 import Any as AnyMessage
 
-from fleetplane.domains.edge import envelope
-from fleetplane.domains.edge.agent.identity import Identity, Keyring
-from fleetplane.domains.edge.agent.processes import TAIL_BYTES
+from fleetplane.domains.edge.agent.identity.keyring import Identity, Keyring
 from fleetplane.domains.edge.agent.tools.contract import Channel, ErrorKind, Outcome, State
-from fleetplane.domains.edge.envelope import EventKind
-from fleetplane.domains.edge.wellknown import duration_of, timestamp_of
+from fleetplane.domains.edge.wire import envelope
+from fleetplane.domains.edge.wire.envelope import EventKind
+from fleetplane.domains.edge.wire.protobuf_types import duration_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
 from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.values.timestamps import timestamp
+from fleetplane.node.programs.output import TAIL_BYTES
 
 MESSAGE_LIMIT = 4096
-"""Characters of an error's words."""
+"""Characters of an error message."""
 STRUCTURED_LIMIT_BYTES = 512 * 1024
 
 
@@ -44,7 +45,7 @@ class Speaker:
     def heartbeat(self, active_commands: int) -> bytes:
         beat = pb.Heartbeat(
             envelope=self._sealed(EventKind.HEARTBEAT),
-            sent_at=timestamp_of(self._clock.now_ns()),
+            sent_at=timestamp(self._clock.now_ns()),
             active_commands=active_commands,
         )
         return pb.EdgeEvent(heartbeat=beat).SerializeToString()

@@ -7,8 +7,7 @@ is believed only with the server's proof; a configuration is in force before the
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -17,33 +16,38 @@ import grpc
 import grpc.aio
 import structlog
 
-from fleetplane.domains.edge.agent import events, identity
-from fleetplane.domains.edge.agent.configuration import Configuration
+from fleetplane.domains.edge.agent import events
+from fleetplane.domains.edge.agent.commands.commands import Work
+from fleetplane.domains.edge.agent.commands.results import ResultOutbox
+from fleetplane.domains.edge.agent.config.layers import Configuration
+from fleetplane.domains.edge.agent.endpoint import translated
 from fleetplane.domains.edge.agent.events import Speaker
-from fleetplane.domains.edge.agent.identity import Keyring
-from fleetplane.domains.edge.agent.link import LinkLost, Refused, translated
-from fleetplane.domains.edge.agent.outbox import Outbox
-from fleetplane.domains.edge.agent.patience import in_thread, unless
-from fleetplane.domains.edge.agent.proof import NotTheServer, ServerCheck
-from fleetplane.domains.edge.agent.state import StateFolder
-from fleetplane.domains.edge.agent.work import Work
-from fleetplane.domains.edge.agent.writer import Writer
-from fleetplane.domains.edge.wellknown import seconds_of
+from fleetplane.domains.edge.agent.identity import keyring as identity
+from fleetplane.domains.edge.agent.identity.keyring import Keyring
+from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
+from fleetplane.domains.edge.agent.server_proof import NotTheServer, ServerCheck
+from fleetplane.domains.edge.wire.protobuf_types import seconds_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, SettingsError
+from fleetplane.kernel.values.ids import new_uuid
+from fleetplane.node import link
+from fleetplane.node.link import LinkLost, Refused
+from fleetplane.node.tasks import in_thread, unless
+from fleetplane.node.upgrade.following import Follow, no_check_in
+from fleetplane.node.writer import StreamWriter
 
 METHOD: Final = "/aegis.cluster.v1.NodeClusterService/ConnectEdge"
 HELLO_SECONDS: Final = 20.0
 GOODBYE_SECONDS: Final = 3.0
 LOOK_AGAIN_SECONDS: Final = 600.0
-"""Between looks at what the machine has; what changed is told."""
+"""Seconds between checks of the machine's capabilities; changes are reported."""
 LONGEST_GRACE_SECONDS: Final = 3600.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Leaving:
-    """That the daemon is to end, and how long its commands may still take."""
+    """The daemon has to end; how long its commands may still take."""
 
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     grace_seconds: float = 0.0
@@ -66,7 +70,7 @@ class Node:
     server_key: bytes
     tolerate_unsigned: Callable[[], bool]
     work: Work
-    outbox: Outbox
+    outbox: ResultOutbox
     leaving: Leaving
     capabilities: Callable[[], pb.EdgeCapabilities]
     """Blocking."""
@@ -75,6 +79,8 @@ class Node:
     log: structlog.typing.FilteringBoundLogger
     look_again: asyncio.Event = field(default_factory=asyncio.Event)
     """What the daemon can do may have changed."""
+    check_in: Follow = no_check_in
+    """Says which version this is, over each connection."""
 
 
 async def take_over_identity(node: Node) -> bool:
@@ -97,11 +103,11 @@ class _Left(Exception):
 
 
 class Session:
-    def __init__(self, channel: grpc.aio.Channel, node: Node) -> None:
+    def __init__(self, channel: grpc.aio.Channel, node: Node, *, on_established: Callable[[], None]) -> None:
         self._node = node
-        self._speaker = Speaker(
-            node.keyring, str(uuid.UUID(bytes=node.clock.token_bytes(16), version=4)), node.clock
-        )
+        self._channel = channel
+        self._on_established = on_established
+        self._speaker = Speaker(node.keyring, new_uuid(node.clock), node.clock)
         self._check = ServerCheck(
             server_key=node.server_key,
             tolerate_unsigned=node.tolerate_unsigned(),
@@ -115,7 +121,7 @@ class Session:
         )
         # Bytes in, bytes out: what is signed must be what is carried.
         self._call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(METHOD)(metadata=metadata)
-        self._writer = Writer(self._call)
+        self._writer: StreamWriter[bytes] = StreamWriter(self._call, translated)
         self._told = b""
         self._draining: asyncio.Event = asyncio.Event()
         self._beat_now = asyncio.Event()
@@ -141,32 +147,35 @@ class Session:
                 tasks.create_task(self._look_again())
                 tasks.create_task(self._say_drained())
                 tasks.create_task(self._leave())
+                tasks.create_task(node.check_in(self._channel, self._bearer))
                 await self._listen()
         except* (grpc.aio.AioRpcError, LinkLost, Refused, NotTheServer, _Left) as group:
-            ends = list(_leaves(group))
+            ends = list(link.causes(group))
         finally:
             node.outbox.detach(self)
             node.work.draining = node.leaving.asked.is_set()  # the next stream is told anew
             self._call.cancel()
         if not self._done_talking:
-            raise _why(ends)
+            raise link.most_telling(ends, (NotTheServer, Refused, LinkLost), translated)
+
+    def _bearer(self) -> Sequence[tuple[str, str]]:
+        return (("authorization", f"Bearer {self._node.keyring.current.token}"),)
 
     async def _hello(self) -> None:
         node = self._node
         self._told = (await in_thread(node.capabilities)).SerializeToString()
         try:
             async with asyncio.timeout(HELLO_SECONDS):
-                await self._call.write(self._speaker.hello(self._told, node.last_command()))
+                await self._writer.first(self._speaker.hello(self._told, node.last_command()))
                 await self._call.initial_metadata()
         except TimeoutError as error:
             raise LinkLost("the server does not answer our hello") from error
         except grpc.aio.AioRpcError as error:
             raise translated(error) from error
-        except asyncio.InvalidStateError as error:
-            raise LinkLost("the stream has ended") from error
         if self._call.done():
-            raise translated(await self._end())
+            raise translated(await link.ending(self._call))
         self.established = True
+        self._on_established()
         node.log.info("connected", stream=self._speaker.stream_id, node=node.keyring.current.node_id)
 
     # Reading.
@@ -177,7 +186,7 @@ class Session:
                 await self._obey(self._check.command(raw))
         if self._done_talking:
             raise _Left
-        raise translated(await self._end())
+        raise translated(await link.ending(self._call))
 
     async def _obey(self, command: pb.EdgeCommand) -> None:
         node = self._node
@@ -234,7 +243,7 @@ class Session:
         async with self._flushing:
             for command_id, result in self._node.outbox.unsent():
                 await self._writer.send(self._speaker.result(command_id, result))
-                self._node.outbox.sent(command_id, result)
+                self._node.outbox.went_out(command_id, result)
 
     async def _beat(self) -> None:
         node = self._node
@@ -281,30 +290,3 @@ class Session:
             await self._call.done_writing()
         await node.clock.sleep(GOODBYE_SECONDS)  # for the server to end its half
         raise _Left
-
-    async def _end(self) -> grpc.aio.AioRpcError:
-        """How the stream ended, as the error it would have raised."""
-        return grpc.aio.AioRpcError(
-            await self._call.code(),
-            await self._call.initial_metadata(),
-            await self._call.trailing_metadata(),
-            await self._call.details(),
-        )
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for one in error.exceptions:
-            yield from _leaves(one)
-    else:
-        yield error
-
-
-def _why(ends: list[BaseException]) -> FleetplaneError:
-    """Several tasks saw the stream end; a refusal says most."""
-    said = [translated(one) if isinstance(one, grpc.aio.AioRpcError) else one for one in ends]
-    for kind in (NotTheServer, Refused, LinkLost):
-        for one in said:
-            if isinstance(one, kind):
-                return one
-    return LinkLost("the server ended the stream")

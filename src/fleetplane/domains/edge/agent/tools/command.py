@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Mapping
 from typing import Final
 
-from fleetplane.domains.edge.agent import processes
 from fleetplane.domains.edge.agent.tools import arguments as read
 from fleetplane.domains.edge.agent.tools.contract import (
     BadArguments,
@@ -16,15 +15,24 @@ from fleetplane.domains.edge.agent.tools.contract import (
     Claims,
     ErrorKind,
     Outcome,
+    ProgramPrivileges,
     State,
     ToolFailed,
 )
+from fleetplane.kernel.errors import SettingsError
+from fleetplane.node.programs import containment
+from fleetplane.node.programs import run as programs
+from fleetplane.node.programs.containment import Account, Containment, ResourceLimits
+from fleetplane.node.programs.guard import Program
+from fleetplane.node.programs.output import Streamed
 
 KNOWN: Final = frozenset({"command", "args", "cwd", "timeout_secs", "env"})
 DEFAULT_TIMEOUT_SECONDS: Final = 600.0
 LONGEST_SECONDS: Final = 24 * 3600.0
+TERM_SECONDS: Final = 5.0
+"""Between asking a program to end and ending it."""
 WORDS_LIMIT: Final = 1024
-"""Of a failed program's last words in the message; more of them is in the output."""
+"""Characters of a failed program's last output in the message; the output has more."""
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -63,28 +71,67 @@ class RunCommand:
         if path is None:
             raise ToolFailed(ErrorKind.INTERNAL, f"{command!r} is no program on this machine")
         folder = next((str(resolved) for resolved in call.paths.values()), "/")
-        program = processes.Program(
+        whom = account_of(call.privileges)
+        if whom.uid is not None:
+            environment["HOME"] = whom.home
+        program = Program(
             path=path, arguments=read.texts(call.arguments, "args"), folder=folder, environment=environment
         )
+        output = Streamed(call.emit, limit_bytes=call.output_limit_bytes)
         try:
-            ended = await processes.run(program, call.emit, output_limit_bytes=call.output_limit_bytes)
+            ended = await programs.run(program, contained(call, whom), output)
         except (OSError, ValueError) as error:
             raise ToolFailed(ErrorKind.INTERNAL, f"{command!r} could not be started: {error}") from error
-        return _outcome(ended)
+        return _outcome(ended, output)
 
 
-def _outcome(ended: processes.Ended) -> Outcome:
-    structured = {"dropped_bytes": ended.dropped_bytes} if ended.dropped_bytes else None
+def account_of(privileges: ProgramPrivileges) -> Account:
+    """The user that programs run as; ToolFailed if the daemon cannot become that user."""
+    if not privileges.run_as:
+        return Account()
+    if os.geteuid() != 0:
+        raise ToolFailed(
+            ErrorKind.INTERNAL,
+            f"programs.run_as: is {privileges.run_as!r}, but the daemon is not root; "
+            "run the daemon as root, or as that user without this setting",
+        )
+    try:
+        return containment.account(privileges.run_as)
+    except SettingsError as error:
+        raise ToolFailed(ErrorKind.INTERNAL, f"programs.run_as: {error.message}") from error
+
+
+def contained(call: Call, whom: Account) -> Containment:
+    """The owner's limits and privileges as a containment."""
+    limits = ResourceLimits(
+        processes=call.limits.processes,
+        data_bytes=call.limits.memory_bytes,
+        open_files=call.limits.open_files,
+        file_bytes=call.limits.file_bytes,
+    )
+    return Containment(
+        account=whom,
+        no_new_privileges=call.privileges.no_new_privileges,
+        may_detach=call.privileges.may_detach,
+        limits=limits,
+        umask=None,
+        term_seconds=TERM_SECONDS,
+    )
+
+
+def _outcome(ended: programs.Ended, output: Streamed) -> Outcome:
+    structured = {"dropped_bytes": output.dropped_bytes} if output.dropped_bytes else None
+    stdout, stderr = bytes(output.stdout), bytes(output.stderr)
     if ended.exit_code == 0:
-        return Outcome(stdout=ended.stdout, stderr=ended.stderr, structured=structured)
-    words = ended.stderr[-WORDS_LIMIT:].decode(errors="replace").strip()
+        return Outcome(stdout=stdout, stderr=stderr, structured=structured)
+    words = stderr[-WORDS_LIMIT:].decode(errors="replace").strip()
     ending = f"ended by signal {ended.signal}" if ended.signal else f"ended with {ended.exit_code}"
     return Outcome(
         state=State.ERROR,
         kind=ErrorKind.NONZERO_EXIT,
         message=f"{ending}: {words}" if words else ending,
         exit_code=ended.exit_code,
-        stdout=ended.stdout,
-        stderr=ended.stderr,
+        stdout=stdout,
+        stderr=stderr,
         structured=structured,
     )

@@ -7,13 +7,29 @@ Packages offer their own through the entry point group named in `registry`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.node.programs.output import Channel, Emit
+
+__all__ = (
+    "BadArguments",
+    "Call",
+    "Channel",
+    "Claims",
+    "Emit",
+    "ErrorKind",
+    "Outcome",
+    "ProgramLimits",
+    "ProgramPrivileges",
+    "State",
+    "Tool",
+    "ToolFailed",
+)
 
 
 class ErrorKind(StrEnum):
@@ -38,11 +54,6 @@ class State(StrEnum):
     ERROR = "error"
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
-
-
-class Channel(StrEnum):
-    STDOUT = "stdout"
-    STDERR = "stderr"
 
 
 class BadArguments(InvalidArgument):
@@ -88,7 +99,25 @@ class Outcome:
     seconds: float = 0.0
 
 
-Emit = Callable[[Channel, bytes], Awaitable[None]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramLimits:
+    """Of one program and everything that it starts, by the machine's owner; 0 for none."""
+
+    processes: int = 0
+    memory_bytes: int = 0
+    open_files: int = 0
+    file_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramPrivileges:
+    """What programs may do beyond what the safe choice allows, by the machine's owner."""
+
+    run_as: str = ""
+    """The user that programs run as; empty for the daemon's own."""
+    no_new_privileges: bool = True
+    may_detach: bool = False
+    """Whether processes that make a session of their own may outlive the command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +130,8 @@ class Call:
     environment: Mapping[str, str]
     emit: Emit
     output_limit_bytes: int
+    limits: ProgramLimits = field(default_factory=ProgramLimits)
+    privileges: ProgramPrivileges = field(default_factory=ProgramPrivileges)
 
 
 @runtime_checkable

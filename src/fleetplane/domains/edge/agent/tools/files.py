@@ -12,8 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from fleetplane.domains.edge.agent import beneath
-from fleetplane.domains.edge.agent.patience import in_thread
 from fleetplane.domains.edge.agent.tools import arguments as read
 from fleetplane.domains.edge.agent.tools.contract import (
     BadArguments,
@@ -24,6 +22,8 @@ from fleetplane.domains.edge.agent.tools.contract import (
     Outcome,
     ToolFailed,
 )
+from fleetplane.node import safe_open
+from fleetplane.node.tasks import in_thread
 
 READ_LIMIT_BYTES: Final = 1024 * 1024
 """In one call; `offset` reaches the rest."""
@@ -94,10 +94,13 @@ class ReadFile:
 
 
 def _read(path: Path, offset: int, length: int) -> tuple[bytes, int]:
-    with beneath.file(path, os.O_RDONLY) as descriptor:
+    with safe_open.file(path, os.O_RDONLY) as descriptor:
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise OSError(0, "is no ordinary file")
+        if about.st_nlink > 1:
+            # Another name of it may stand where nobody may read: the path says nothing about the file.
+            raise OSError(0, f"has {about.st_nlink} names (hard links) and is not read")
         pieces = bytearray()
         while len(pieces) < length and (
             piece := os.pread(descriptor, length - len(pieces), offset + len(pieces))
@@ -130,7 +133,7 @@ class ListFolder:
 
 
 def _list(path: Path) -> tuple[list[dict[str, object]], int]:
-    with beneath.folder(path) as descriptor:
+    with safe_open.folder(path) as descriptor:
         names = sorted(os.listdir(descriptor))  # noqa: PTH208  # of a descriptor, not of a path
         entries = [
             _entry(name, about)
@@ -215,7 +218,7 @@ def _mode(arguments: Mapping[str, object]) -> int | None:
 
 
 def _write(path: Path, content: bytes, mode: int | None, *, overwrite: bool) -> None:
-    with beneath.folder(path.parent) as parent:
+    with safe_open.folder(path.parent) as parent:
         there = _about(path.name, parent)
         if there is not None and not overwrite:
             raise OSError(0, "is there already")

@@ -1,0 +1,123 @@
+"""`fleetplane edge worker` and `revoke-tenant`: what concerns all tenants."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from fleetplane.cli.clients.rest_client import connect, rest_options
+from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.parameters import DURATION
+from fleetplane.client.places import Place
+from fleetplane.domains.edge.cli.edge import PREFIX
+from fleetplane.domains.edge.cli.exits import edge_exits
+
+if TYPE_CHECKING:
+    from fleetplane.cli.clients.rest_client import RestClient
+
+F = TypeVar("F", bound=Callable[..., Any])
+NODE_ROLES = ("worker", "hybrid", "controller", "relay-coordinator")
+
+
+def cluster_options(command: F) -> F:
+    return rest_options(edge_exits(command))
+
+
+def everyone(where: Mapping[str, Any]) -> RestClient:
+    """Acts for no tenant in particular."""
+    return connect(Place(**where), headers={"x-aegis-shapes": "documented"})
+
+
+@click.group("worker")
+def worker() -> None:
+    """Workers, the nodes of the cluster that accept connections: admit, list and drain them."""
+
+
+@worker.command("token")
+@click.argument("node_id", required=False)
+@click.option("--role", type=click.Choice(NODE_ROLES), default="worker", show_default=True)
+@click.option(
+    "--serves",
+    "tenants",
+    multiple=True,
+    metavar="TENANT",
+    help="Tenant that the worker acts for; repeatable; '*' for all.",
+)
+@click.option("--ttl", type=DURATION, default="1h", show_default=True, help="Seven days at most.")
+@format_option
+@cluster_options
+def token(
+    node_id: str | None, role: str, tenants: tuple[str, ...], ttl: float, output: Format, **where: Any
+) -> None:
+    """Make a token with which the worker NODE_ID joins, once; without one, an id is made up.
+
+    Its role and the tenants that it acts for are those of the token, whatever the node says.
+    """
+    body = {
+        "node_id": node_id or str(uuid.uuid4()),
+        "role": role,
+        "tenants": list(tenants),
+        "ttl_seconds": ttl,
+    }
+    with everyone(where) as server:
+        made = server.call("POST", f"{PREFIX}/worker-tokens", body=body)
+    if output is not Format.TABLE:
+        emit(output, made, Table(columns=(), rows=(), empty=""))
+        return
+    click.echo(made["token"])
+    click.echo(f"For node {made['node_id']} as {made['role']}, once, until {made['expires_at']}.", err=True)
+
+
+@worker.command("ls")
+@format_option
+@cluster_options
+def ls(output: Format, **where: Any) -> None:
+    """List workers."""
+    with everyone(where) as server:
+        found = server.call("GET", f"{PREFIX}/workers", query=[("limit", "200")])["items"]
+    rows = [
+        [
+            Cell(text=one["node_id"]),
+            Cell(text=one["role"]),
+            Cell(text=one["status"]),
+            Cell(text=",".join(one["tenants"])),
+            Cell(text=one["grpc_address"]),
+            Cell(text=one["last_heartbeat_at"] or "never"),
+        ]
+        for one in found
+    ]
+    columns = ("NODE", "ROLE", "STATUS", "SERVES", "ADDRESS", "HEARD")
+    emit(output, found, Table(columns=columns, rows=rows, empty="no workers"))
+
+
+def _steer(draining: bool, words: str) -> click.Command:
+    @click.argument("node_id")
+    @cluster_options
+    def steer(node_id: str, **where: Any) -> None:
+        with everyone(where) as server:
+            told = server.call("POST", f"{PREFIX}/workers/{node_id}/state", body={"draining": draining})
+        click.echo(f"{told['node_id']}: {told['status']}", err=True)
+
+    steer.__doc__ = words
+    return click.command()(steer)
+
+
+worker.add_command(_steer(True, "Drain a worker: it finishes what it has and gets nothing new."), "drain")
+worker.add_command(_steer(False, "Make a drained worker active again."), "resume")
+
+
+@click.command("revoke-tenant")
+@click.argument("tenant_id")
+@click.option("--reason", default="the tenant was closed", show_default=True)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@cluster_options
+def revoke_tenant(tenant_id: str, reason: str, yes: bool, **where: Any) -> None:
+    """Revoke all daemons of a tenant, in one transaction: their streams are cut."""
+    if not yes:
+        click.confirm(f"Revoke all daemons of {tenant_id}?", abort=True, err=True)
+    with everyone(where) as server:
+        told = server.call("POST", f"{PREFIX}/tenants/{tenant_id}/revoke", body={"reason": reason})
+    click.echo(f"{told['revoked']} revoked", err=True)

@@ -1,0 +1,188 @@
+"""`aegis.cluster.v1.NodeClusterService`: parse, call, answer.
+
+Which methods this server serves depends on its role: a worker takes no edge daemons, and a relay
+forwards no executions. Who calls is proven inside each request, by signature and token; only the
+operators' method is behind a bearer token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from fleetplane.domains.edge.access import TENANT_HEADERS, acting_for
+from fleetplane.domains.edge.grpc.caller_address import FORWARDED_FIELD, caller_address, networks
+from fleetplane.domains.edge.grpc.relay import Relay
+from fleetplane.domains.edge.grpc.servicer_ports import EdgeStreams
+from fleetplane.domains.edge.grpc.workers import ROLES, WorkerService, address_of, tags_of
+from fleetplane.domains.edge.identity.attestation import Enrolment
+from fleetplane.domains.edge.identity.challenges import Candidate
+from fleetplane.domains.edge.identity.enrolment_tokens import EnrolmentTokens
+from fleetplane.domains.edge.identity.policy import IdentityPolicy
+from fleetplane.domains.edge.identity.rotation import Rotation
+from fleetplane.domains.edge.kinds import PUBLIC_KEY_BYTES
+from fleetplane.domains.edge.wire import messages as wire
+from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
+from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.values.ids import check_uuid
+from fleetplane.kernel.values.times import spelled
+from fleetplane.kernel.values.timestamps import timestamp
+from fleetplane.rpc import CallContext
+from fleetplane.web.rest.gate import OperatorCaller
+from fleetplane.web.rest.routes import Answer, Headers
+
+TOKEN_LIMIT = 8192
+"""Characters of any token in a request."""
+
+
+class NodeClusterService:
+    def __init__(
+        self,
+        *,
+        policy: IdentityPolicy,
+        enrolment: Enrolment,
+        enrollments: EnrolmentTokens,
+        rotation: Rotation,
+        workers: WorkerService,
+        streams: EdgeStreams,
+        server_public_key: bytes,
+        relay: Relay | None = None,
+    ) -> None:
+        self._policy = policy
+        self._enrolment = enrolment
+        self._enrollments = enrollments
+        self._rotation = rotation
+        self._streams = streams
+        self._relay = relay
+        self._server_public_key = server_public_key
+        self._trusted = networks(policy.trusted_proxies)
+        self.RegisterNode = workers.RegisterNode
+        self.Heartbeat = workers.Heartbeat
+        self.DeregisterNode = workers.DeregisterNode
+        self.RouteExecution = workers.RouteExecution
+        self.ForwardExecution = workers.ForwardExecution
+        self.SyncConfig = workers.SyncConfig
+        self.PushConfig = workers.PushConfig
+        self.ListPeers = workers.ListPeers
+
+    # Joining.
+
+    async def AttestNode(self, request: pb.AttestNodeRequest, context: CallContext) -> pb.AttestNodeResponse:
+        if request.role == pb.NODE_ROLE_EDGE:
+            self._policy.role.require_edges()
+            self._enrolment.pay(self._address(context))
+        challenge = self._enrolment.attest(_candidate(request))
+        return pb.AttestNodeResponse(
+            challenge_nonce=challenge.nonce,
+            challenge_id=challenge.challenge_id,
+            server_public_key=self._server_public_key,
+            bound_challenge=True,
+        )
+
+    async def ChallengeNode(
+        self, request: pb.ChallengeNodeRequest, _context: CallContext
+    ) -> pb.ChallengeNodeResponse:
+        token = request.enrollment_token if request.HasField("enrollment_token") else None
+        issued = await self._enrolment.answer(
+            check_uuid(request.challenge_id, field="challenge_id"),
+            check_uuid(request.node_id, field="node_id"),
+            signature=request.challenge_signature,
+            enrollment_token=token,
+        )
+        return pb.ChallengeNodeResponse(
+            node_security_token=issued.token,
+            expires_at=timestamp(issued.expires_at_ns),
+            server_public_key=self._server_public_key,
+        )
+
+    def _address(self, context: CallContext) -> str:
+        forwarded = [
+            value
+            for name, value in context.invocation_metadata()
+            if name == FORWARDED_FIELD and isinstance(value, str)
+        ]
+        return caller_address(context.connection.address, forwarded, self._trusted)
+
+    async def IssueEnrollmentToken(
+        self, request: pb.IssueEnrollmentTokenRequest, context: CallContext
+    ) -> pb.IssueEnrollmentTokenResponse:
+        self._policy.role.require_edges()
+        fields = {name.encode(): context.field(name.encode()) for name in TENANT_HEADERS}
+        headers = Headers({name: value for name, value in fields.items() if value is not None})
+        tenant = acting_for(OperatorCaller(principal=context.principal), headers)
+        if self._relay is not None:
+            return await self._passed_on(self._relay, request, tenant, context.principal.name)
+        made = await self._enrollments.issue(tenant, request.issued_to, actor=context.principal.name)
+        return pb.IssueEnrollmentTokenResponse(
+            token=made.token,
+            expires_at=spelled(made.expires_at_ns),
+            controller_endpoint=made.controller_endpoint,
+            qr_payload=made.shipped_hint,
+            command_hint=made.shipped_hint,
+        )
+
+    async def _passed_on(
+        self, relay: Relay, request: pb.IssueEnrollmentTokenRequest, tenant: str, caller: str
+    ) -> pb.IssueEnrollmentTokenResponse:
+        body = msgspec.json.encode({"issued_to": request.issued_to})
+        answer = await relay.pass_on(
+            "POST",
+            "/v1/edge/enrollment-tokens",
+            caller=caller,
+            tenant=tenant,
+            body=body,
+            headers={"x-aegis-shapes": "shipped"},
+        )
+        assert isinstance(answer, Answer)
+        made = answer.content
+        names = ("token", "expires_at", "controller_endpoint", "qr_payload", "command_hint")
+        return pb.IssueEnrollmentTokenResponse(**{name: made[name] for name in names})
+
+    # Edge daemons.
+
+    async def ConnectEdge(self, requests: AsyncIterator[bytes], context: CallContext) -> None:
+        self._policy.role.require_edges()
+        await self._streams.connect(requests, context)
+
+    async def RotateEdgeKey(
+        self, request: pb.RotateEdgeKeyRequest, context: CallContext
+    ) -> pb.RotateEdgeKeyResponse:
+        self._policy.role.require_edges()
+        rotated = await self._rotation.rotate(request)
+        told = wire.stated_dialect(_text(context.field(wire.DIALECT_FIELD.encode())))
+        return wire.rotation_response(
+            rotated.dialect(told),
+            token=rotated.issued.token,
+            issued_at_ns=rotated.issued.issued_at_ns,
+            expires_at_ns=rotated.issued.expires_at_ns,
+            overlap_seconds=rotated.overlap_seconds,
+        )
+
+
+def _candidate(request: pb.AttestNodeRequest) -> Candidate:
+    node_id = check_uuid(request.node_id, field="node_id")
+    role = ROLES.get(request.role)
+    if role is None and request.role != pb.NODE_ROLE_EDGE:
+        raise InvalidArgument("a node has one of the known roles", field="role")
+    if not request.HasField("capabilities"):
+        raise InvalidArgument("capabilities must be there, if only empty", field="capabilities")
+    if len(request.public_key) != PUBLIC_KEY_BYTES:
+        raise InvalidArgument(
+            f"a public key has {PUBLIC_KEY_BYTES} bytes, not {len(request.public_key)}", field="public_key"
+        )
+    if len(request.enrolment_token) > TOKEN_LIMIT:
+        raise InvalidArgument(f"at most {TOKEN_LIMIT} characters", field="enrolment_token")
+    return Candidate(
+        node_id=node_id,
+        public_key=request.public_key,
+        role=role,
+        capabilities=wire.resources_of(request.capabilities),
+        tags=tags_of(request.capabilities),
+        grpc_address=address_of(request.grpc_address),
+        enrolment_token=request.enrolment_token,
+    )
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode("latin-1")

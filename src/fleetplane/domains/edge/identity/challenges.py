@@ -1,0 +1,106 @@
+"""Nonces that were handed out and wait to be signed.
+
+Kept in memory only: a server that restarts lets its callers ask again, which costs them a second.
+The table is bounded by dropping what waits longest; to push a caller out between its two calls,
+others would have to ask as often as the table is long. One challenge leads to one answer: who lost
+it gets the same again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from fleetplane.domains.edge.identity.tokens import IssuedToken
+from fleetplane.domains.edge.kinds import NodeResources, WorkerRole
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import Unauthenticated
+from fleetplane.kernel.values.ids import new_uuid
+
+NONCE_BYTES = 32
+CHALLENGES_LIMIT = 16_384
+"""Half a kilobyte each: 8 MB, and ten thousand machines may enrol at once."""
+TRIES_LIMIT = 5
+"""Answers taken to one challenge, of which at most one is right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Who asks to come in, by its own words."""
+
+    node_id: str
+    public_key: bytes
+    role: WorkerRole | None
+    """None for edge daemons."""
+    capabilities: NodeResources = field(default_factory=NodeResources)
+    tags: tuple[str, ...] = ()
+    grpc_address: str = ""
+    enrolment_token: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Challenge:
+    challenge_id: str
+    nonce: bytes
+    candidate: Candidate
+    expires_at: float
+    tries: int = 0
+    answer: IssuedToken | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Guards: one challenge is answered with one token, however often it is asked at once."""
+
+
+class Challenges:
+    def __init__(self, clock: Clock, *, life_seconds: float, limit: int = CHALLENGES_LIMIT) -> None:
+        self._clock = clock
+        self._life_seconds = life_seconds
+        self._limit = limit
+        self._waiting: OrderedDict[str, Challenge] = OrderedDict()
+        self.crowded_out = 0
+
+    def __repr__(self) -> str:
+        return f"<Challenges {len(self._waiting)}/{self._limit}>"
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def make(self, candidate: Candidate) -> Challenge:
+        now = self._clock.monotonic()
+        self._drop_expired(now)
+        if len(self._waiting) >= self._limit:
+            self._waiting.popitem(last=False)
+            self.crowded_out += 1
+        made = Challenge(
+            challenge_id=new_uuid(self._clock),
+            nonce=self._clock.token_bytes(NONCE_BYTES),
+            candidate=candidate,
+            expires_at=now + self._life_seconds,
+        )
+        self._waiting[made.challenge_id] = made
+        return made
+
+    def attempt(self, challenge_id: str, node_id: str) -> Challenge:
+        """The challenge that somebody claims to answer; counts the attempt."""
+        found = self._waiting.get(challenge_id)
+        if found is None or found.expires_at <= self._clock.monotonic():
+            raise _refused("unknown", "there is no such challenge, or it has expired")
+        if found.candidate.node_id != node_id:
+            raise _refused("node", "the challenge was made for another node")
+        found.tries += 1
+        if found.tries > TRIES_LIMIT:
+            del self._waiting[challenge_id]
+            raise _refused("tries", "the challenge was answered too often")
+        return found
+
+    def _drop_expired(self, now: float) -> None:
+        # They expire in the order in which they were made.
+        while self._waiting:
+            oldest = next(iter(self._waiting.values()))
+            if oldest.expires_at > now:
+                return
+            del self._waiting[oldest.challenge_id]
+
+
+def _refused(cause: str, message: str) -> Unauthenticated:
+    return Unauthenticated(message, hint="attest again", details={"cause": f"challenge {cause}"})

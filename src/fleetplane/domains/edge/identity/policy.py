@@ -1,0 +1,57 @@
+"""What this server is to its daemons, and the times and bounds that identity goes by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fleetplane.kernel.errors import FailedPrecondition
+
+
+class ServerRole(StrEnum):
+    CONTROLLER = "controller"
+    HYBRID = "hybrid"
+    RELAY_COORDINATOR = "relay-coordinator"
+    WORKER = "worker"
+
+    @property
+    def takes_edges(self) -> bool:
+        return self is not ServerRole.WORKER
+
+    @property
+    def forwards(self) -> bool:
+        """A relay holds daemons' streams and nothing else: executions pass it by."""
+        return self is not ServerRole.RELAY_COORDINATOR
+
+    @property
+    def issuer(self) -> str:
+        """The issuer of enrolment tokens where no public name is configured."""
+        relay = self is ServerRole.RELAY_COORDINATOR
+        return "aegis-relay-coordinator" if relay else "aegis-controller"
+
+    def require_edges(self) -> None:
+        if not self.takes_edges:
+            raise FailedPrecondition("edge mode disabled on this node", hint="dial a controller or a relay")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdentityPolicy:
+    role: ServerRole = ServerRole.CONTROLLER
+    node_token_seconds: float = 30 * 86_400.0
+    """Daemons in the field do not renew theirs by themselves, so it outlives a long holiday."""
+    worker_token_seconds: float = 3600.0
+    enrollment_seconds: float = 900.0
+    overlap_seconds: float = 60.0
+    """How long the stream that is open at a rotation may go on under the former key."""
+    challenge_seconds: float = 300.0
+    attests_per_minute: int = 5
+    """Of edge daemons, per address; 0 for no limit."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks whose `x-forwarded-for` is trusted."""
+    skew_seconds: float = 300.0
+    """How far the time in a signed request may be off."""
+    forward_to: tuple[str, ...] = ()
+    """Hosts, `*.domain`s and networks, with a port or not, to which executions may be forwarded."""
+    worker_stale_seconds: float = 90.0
+    worker_fresh_seconds: float = 60.0
+    """Nothing is routed to a worker that was not heard of for this long."""

@@ -1,0 +1,87 @@
+"""Keeping the records of daemons true to what their streams show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from fleetplane.domains.edge.kinds import EDGE_NODE, EdgeNode, NodeState, tenant_of, tenant_scope
+from fleetplane.domains.edge.nodes.states import DaemonSighting, status_after
+from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon
+from fleetplane.fleet.streams.status_writer import StatusWriter
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.store import Draft, Store
+
+log = structlog.get_logger(__name__)
+
+ACTOR = "edge/streams"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Note:
+    tenant: str
+    heard_at_ns: int | None
+
+
+class Standings:
+    def __init__(self, store: Store, clock: Clock, presences: DaemonPresences) -> None:
+        self._store = store
+        self._clock = clock
+        self._presences = presences
+        self._writer: StatusWriter[_Note] = StatusWriter(clock, self._write, failed=_not_written)
+
+    def __repr__(self) -> str:
+        return f"<Standings {self._writer!r}>"
+
+    def note(self, live: LiveDaemon) -> None:
+        """Something about this daemon may be worth writing down."""
+        self._writer.note(live.node_id, _Note(tenant=live.tenant, heard_at_ns=live.heard_ns))
+
+    def compare(self, live: LiveDaemon, node: EdgeNode) -> None:
+        """Note the daemon only if its record differs: most changed records were written by this object."""
+        seen = live.sighting() if live.session.is_open else None
+        if status_after(node.spec, node.status, seen, now_ns=self._clock.now_ns()) != node.status:
+            self.note(live)
+
+    async def start(self) -> None:
+        """Mark every daemon as disconnected at the start: no stream is open yet."""
+        for node in self._store.list(EDGE_NODE):
+            if node.status is not None and node.status.state not in (
+                NodeState.DISCONNECTED,
+                NodeState.REVOKED,
+            ):
+                self._writer.note(node.name, _Note(tenant=tenant_of(node.scope), heard_at_ns=None))
+        await self._writer.flush()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        await self._writer.run()
+
+    async def _write(self, batch: Sequence[tuple[str, _Note]]) -> None:
+        found: list[tuple[str, _Note, DaemonSighting | None]] = []
+        for node_id, note in batch:
+            live = self._presences.get(node_id)
+            found.append((node_id, note, live.sighting() if live is not None else None))
+
+        def change(draft: Draft) -> None:
+            for node_id, note, seen in found:
+                scope = tenant_scope(note.tenant)
+                node = draft.get(EDGE_NODE, scope, node_id)
+                if node is None:
+                    continue
+                status = status_after(
+                    node.spec, node.status, seen, heard_at_ns=note.heard_at_ns, now_ns=draft.now_ns
+                )
+                draft.put(
+                    EDGE_NODE, scope, node_id, spec=node.spec, status=status, conditions=node.conditions
+                )
+
+        touches = [EDGE_NODE.key(tenant_scope(note.tenant), node_id) for node_id, note in batch]
+        await self._store.transact(change, actor=ACTOR, action="edge.state", touches=touches)
+
+
+def _not_written(nodes: int, error: FleetplaneError) -> None:
+    log.warning("edge.standings_not_written", nodes=nodes, error=error.message)

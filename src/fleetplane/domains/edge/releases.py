@@ -1,0 +1,60 @@
+"""Who asks for releases of the edge daemon: whoever shows the token of a node that is enrolled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fleetplane.domains.edge.identity.assembly import JOIN_RATE, LISTENER
+from fleetplane.domains.edge.identity.tokens import EDGE_ROLE, NodeTokens
+from fleetplane.domains.edge.kinds import EDGE_NODE, NODE_CLAIM, EdgeNode, tenant_scope
+from fleetplane.domains.edge.nodes.registry import shown_name
+from fleetplane.fleet.releases.agents_service import ReleaseAudience
+from fleetplane.fleet.releases.check_in import AgentCard
+from fleetplane.kernel.errors import Unauthenticated
+from fleetplane.kernel.store import Store
+from fleetplane.rpc import Authentication, CallContext
+
+BEARER = b"bearer "
+
+
+class DaemonRegister:
+    def __init__(self, store: Store, tokens: NodeTokens) -> None:
+        self._store = store
+        self._tokens = tokens
+
+    def recognise(self, context: CallContext, name: str) -> str:  # noqa: ARG002  # the token says it
+        """The node whose token the call shows."""
+        shown = context.field(b"authorization") or b""
+        if shown[: len(BEARER)].lower() != BEARER:
+            raise Unauthenticated("the token of an enrolled node is required")
+        claims = self._tokens.verify_node(shown[len(BEARER) :].strip().decode("ascii", "replace"))
+        node = self._find(claims.node_id)
+        if claims.role != EDGE_ROLE or node is None or node.scope != tenant_scope(claims.tenant):
+            raise Unauthenticated("the token is not of a daemon that is enrolled", hint="enrol it again")
+        return claims.node_id
+
+    def card(self, agent: str) -> AgentCard | None:
+        """A daemon by its node id; None once it is revoked."""
+        node = self._find(agent)
+        if node is None:
+            return None
+        labels = node.status.capabilities.labels if node.status is not None else {}
+        return AgentCard(title=shown_name(node), labels={**dict.fromkeys(node.spec.tags, "true"), **labels})
+
+    def _find(self, node_id: str) -> EdgeNode | None:
+        scope = self._store.claimed_by(EDGE_NODE, "", NODE_CLAIM, node_id)
+        return self._store.get(EDGE_NODE, scope, node_id) if scope is not None else None
+
+
+def _register(domain: Any, store: Store) -> DaemonRegister:
+    return DaemonRegister(store, domain.identity.tokens)
+
+
+AUDIENCE = ReleaseAudience(
+    listener=LISTENER,
+    # As with every call of daemons, the proof is in the request.
+    authentication=Authentication.ANONYMOUS,
+    permission=None,
+    rate=JOIN_RATE,
+    register=_register,
+)

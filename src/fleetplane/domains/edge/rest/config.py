@@ -1,0 +1,94 @@
+"""REST: what daemons should be configured with, for a whole tenant and for one daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fleetplane.domains.edge.access import HOSTS_READ, HOSTS_WRITE
+from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, Place
+from fleetplane.domains.edge.nodes.registry import Nodes
+from fleetplane.domains.edge.rest.common import NO_CONTENT, EdgeCall, actor, tenant
+from fleetplane.domains.edge.rest.shapes import ShownConfig
+from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.values import NULL, foreign
+
+_TENANT, _NODE = "/config", "/hosts/{node_id}/config"
+_TAG = "Configuration"
+
+
+class ConfigRoutes:
+    def __init__(self, *, layers: ConfigLayers, nodes: Nodes) -> None:
+        self._layers = layers
+        self._nodes = nodes
+
+    def routes(self) -> Sequence[Route]:
+        return (*self._at(_TENANT, "all of a tenant's daemons"), *self._at(_NODE, "one daemon"))
+
+    def _at(self, path: str, whose: str) -> Sequence[Route]:
+        return (
+            Route(
+                method="GET",
+                path=path,
+                handler=self.show,
+                tag=_TAG,
+                permission=HOSTS_READ,
+                summary=f"Get the configuration layer of {whose}, and the merged result of all layers",
+                answer=ShownConfig,
+                shares_handler=True,
+            ),
+            Route(
+                method="PUT",
+                path=path,
+                handler=self.put,
+                tag=_TAG,
+                permission=HOSTS_WRITE,
+                summary=f"Replace the configuration layer of {whose}",
+                body=dict[str, Any],
+                answer=ShownConfig,
+                shares_handler=True,
+            ),
+            Route(
+                method="DELETE",
+                path=path,
+                handler=self.remove,
+                tag=_TAG,
+                permission=HOSTS_WRITE,
+                summary=f"Delete the configuration layer of {whose}",
+                status=NO_CONTENT,
+                shares_handler=True,
+            ),
+        )
+
+    async def show(self, call: EdgeCall) -> Answer[ShownConfig]:
+        return Answer(content=self._shown(self._place(call)))
+
+    async def put(self, call: EdgeCall) -> Answer[ShownConfig]:
+        place = self._place(call)
+        await self._layers.put(place, call.body, actor=actor(call))
+        return Answer(content=self._shown(place))
+
+    async def remove(self, call: EdgeCall) -> Answer[None]:
+        await self._layers.remove(self._place(call), actor=actor(call))
+        return Answer(content=None)
+
+    def _place(self, call: EdgeCall) -> Place:
+        """Where the layer stands; another tenant's daemon is not there."""
+        of, node_id = tenant(call), call.path.get("node_id", "").lower()
+        return Place(tenant=of, node_id=self._nodes.get(of, node_id).name if node_id else "")
+
+    def _shown(self, place: Place) -> ShownConfig:
+        layer = self._layers.get(place)
+        merged = self._layers.merged(place.tenant, place.node_id)
+        applied = None
+        if place.node_id:
+            status = self._nodes.get(place.tenant, place.node_id).status
+            applied = status.config_version or None if status is not None else None
+        return ShownConfig(
+            layer=foreign(layer.spec.content) if layer is not None else NULL,
+            set_by=layer.spec.set_by if layer is not None else None,
+            merged=foreign(merged.content) if merged is not None else NULL,
+            version=merged.version if merged is not None else None,
+            applied_version=applied,
+            acknowledged=applied is not None and merged is not None and applied == merged.version,
+        )

@@ -1,0 +1,329 @@
+"""REST: enrollment tokens and daemons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict
+
+from fleetplane.domains.edge.access import ENROLL, HOSTS_READ, HOSTS_WRITE, forbidden_switch
+from fleetplane.domains.edge.identity.enrolment_tokens import EnrolmentTokens
+from fleetplane.domains.edge.kinds import Capabilities, Desired, EdgeNode, NodeState, tenant_of
+from fleetplane.domains.edge.nodes.registry import Nodes
+from fleetplane.domains.edge.rest import views
+from fleetplane.domains.edge.rest.common import CREATED, NO_CONTENT, EdgeCall, Manner, actor, tenant, visible
+from fleetplane.domains.edge.rest.shapes import (
+    HostDetail,
+    HostPage,
+    IssuedToken,
+    RecentCommand,
+    ShownHost,
+    ShownToken,
+    TokenPage,
+)
+from fleetplane.domains.edge.runs import selectors
+from fleetplane.domains.edge.runs.channel import EdgeRuns
+from fleetplane.fleet.runs.records import outcome_of
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.values.times import spelled
+from fleetplane.web.rest.pages import BY_CURSOR, CursorPage, cursor_page, flag
+from fleetplane.web.rest.routes import Answer, Query, Route
+
+RECENT_RUNS = 50
+"""Of a tenant, in which a daemon's latest commands are looked for."""
+GRACE_LIMIT_SECONDS = 3600.0
+_ONE = "/hosts/{node_id}"
+_HOSTS, _TOKENS = "Hosts", "Enrollment"
+
+
+class TokenBody(msgspec.Struct, forbid_unknown_fields=True):
+    name: str = ""
+    issued_to: str = ""
+    ttl_seconds: float | None = None
+    team_tenant_id: str = ""
+    node_id: str = ""
+    replace: bool = False
+
+
+class HostPatch(msgspec.Struct, forbid_unknown_fields=True):
+    name: str | UnsetType = UNSET
+    tags: list[str] | UnsetType = UNSET
+    add_tags: list[str] | UnsetType = UNSET
+    remove_tags: list[str] | UnsetType = UNSET
+
+
+class TagsBody(msgspec.Struct, forbid_unknown_fields=True):
+    add: list[str] = []
+    remove: list[str] = []
+
+
+class StateBody(msgspec.Struct, forbid_unknown_fields=True):
+    desired: Desired
+    grace_secs: float = 30.0
+
+
+class HostRoutes:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        nodes: Nodes,
+        enrollments: EnrolmentTokens,
+        runs: EdgeRuns,
+        heard_at_ns: Callable[[str], int | None],
+        manner: Manner,
+    ) -> None:
+        self._clock = clock
+        self._nodes = nodes
+        self._enrollments = enrollments
+        self._runs = runs
+        self._heard_at_ns = heard_at_ns
+        self._manner = manner
+
+    def routes(self) -> Sequence[Route]:
+        return (*self._token_routes(), *self._host_routes())
+
+    def _token_routes(self) -> Sequence[Route]:
+        return (
+            Route(
+                method="POST",
+                path="/enrollment-tokens",
+                handler=self.issue,
+                tag=_TOKENS,
+                status=CREATED,
+                summary="Create a single-use enrolment token, for a new daemon or for `node_id`",
+                permission=ENROLL,
+                body=TokenBody,
+                answer=IssuedToken,
+            ),
+            Route(
+                method="GET",
+                path="/enrollment-tokens",
+                handler=self.tokens,
+                tag=_TOKENS,
+                summary="List enrolment tokens, without their text",
+                permission=ENROLL,
+                answer=TokenPage,
+                query=BY_CURSOR,
+            ),
+            Route(
+                method="DELETE",
+                path="/enrollment-tokens/{token_id}",
+                handler=self.withdraw,
+                tag=_TOKENS,
+                summary="Revoke an unused enrolment token",
+                permission=ENROLL,
+                status=NO_CONTENT,
+            ),
+        )
+
+    def _host_routes(self) -> Sequence[Route]:
+        return (
+            Route(
+                method="GET",
+                path="/hosts",
+                handler=self.list,
+                tag=_HOSTS,
+                summary="List daemons",
+                permission=HOSTS_READ,
+                answer=HostPage | list[ShownHost],
+                query=(
+                    Query(name="tag", summary="Only with this tag", many=True),
+                    Query(name="label", summary="Only with this label, as key=value", many=True),
+                    Query(name="connected", summary="Only with, or without, an open stream", kind="boolean"),
+                    *BY_CURSOR,
+                ),
+            ),
+            Route(
+                method="GET",
+                path=_ONE,
+                handler=self.show,
+                tag=_HOSTS,
+                summary="Get a daemon, with its latest commands",
+                permission=HOSTS_READ,
+                answer=HostDetail,
+            ),
+            Route(
+                method="PATCH",
+                path=_ONE,
+                handler=self.change,
+                tag=_HOSTS,
+                permission=HOSTS_WRITE,
+                summary="Rename a daemon or change its tags",
+                body=HostPatch,
+                answer=ShownHost,
+            ),
+            Route(
+                method="POST",
+                path=f"{_ONE}/tags",
+                handler=self.tag,
+                tag=_HOSTS,
+                permission=HOSTS_WRITE,
+                summary="Add and remove tags",
+                body=TagsBody,
+                answer=ShownHost,
+            ),
+            Route(
+                method="POST",
+                path=f"{_ONE}/state",
+                handler=self.steer,
+                tag=_HOSTS,
+                permission=HOSTS_WRITE,
+                summary="Change a daemon's state: drain it, shut it down or make it active",
+                body=StateBody,
+                answer=ShownHost,
+            ),
+            Route(
+                method="DELETE",
+                path=_ONE,
+                handler=self.revoke,
+                tag=_HOSTS,
+                permission=HOSTS_WRITE,
+                summary="Revoke a daemon: its token is refused and its stream closed",
+                status=NO_CONTENT,
+            ),
+            Route(
+                method="POST",
+                path=f"{_ONE}/readmit",
+                handler=self.readmit,
+                tag=_HOSTS,
+                permission=HOSTS_WRITE,
+                summary="Allow a revoked daemon to enrol again with a new token",
+                answer=ShownHost,
+            ),
+        )
+
+    # Enrollment tokens.
+
+    async def issue(self, call: EdgeCall) -> Answer[IssuedToken]:
+        body: TokenBody = call.body
+        wanted = body.team_tenant_id or tenant(call)
+        if body.team_tenant_id and call.caller.tenant not in ("", body.team_tenant_id):
+            raise forbidden_switch()
+        made = await self._enrollments.issue(
+            wanted,
+            body.name or body.issued_to,
+            life_seconds=body.ttl_seconds,
+            node_id=body.node_id.lower(),
+            replace=body.replace,
+            actor=actor(call),
+        )
+        return Answer(content=views.invitation(made, shipped=self._manner.is_shipped(call.headers)))
+
+    async def tokens(self, call: EdgeCall) -> Answer[CursorPage[ShownToken]]:
+        now_ns = self._clock.now_ns()
+        return Answer(
+            content=cursor_page(
+                call, self._enrollments.list(tenant(call)), lambda found: views.enrollment(found, now_ns)
+            )
+        )
+
+    async def withdraw(self, call: EdgeCall) -> Answer[None]:
+        await self._enrollments.revoke(tenant(call), call.path["token_id"], actor=actor(call))
+        return Answer(content=None)
+
+    # Daemons.
+
+    async def list(self, call: EdgeCall) -> Answer[CursorPage[ShownHost] | Sequence[ShownHost]]:
+        wanted = selectors.Selector(
+            tags=tuple(selectors.TagMatch(op=selectors.TagOp.HAS, tags=(tag,)) for tag in call.many["tag"]),
+            labels=tuple(_label(text) for text in call.many["label"]),
+        )
+        connected = flag(call, "connected")
+        found = [node for node in self._nodes.list(visible(call)) if _fits(node, wanted, connected)]
+        if self._manner.is_shipped(call.headers):
+            alive = [node for node in found if node.spec.revoked_at_ns is None]
+            return Answer(content=[self._shown(node) for node in alive])
+        return Answer(content=cursor_page(call, found, self._shown))
+
+    async def show(self, call: EdgeCall) -> Answer[HostDetail]:
+        node = self._node(call)
+        return Answer(content=HostDetail(**asdict(self._shown(node)), recent_commands=self._recent(node)))
+
+    async def change(self, call: EdgeCall) -> Answer[ShownHost]:
+        body: HostPatch = call.body
+        node = self._node(call)
+        of, name = tenant_of(node.scope), node.name
+        node = await self._nodes.amend(
+            of,
+            name,
+            rename=None if body.name is UNSET else body.name,
+            tags=None if body.tags is UNSET else body.tags,
+            add=body.add_tags or (),
+            remove=body.remove_tags or (),
+            actor=actor(call),
+        )
+        return Answer(content=self._shown(node))
+
+    async def tag(self, call: EdgeCall) -> Answer[ShownHost]:
+        body: TagsBody = call.body
+        node = self._node(call)
+        node = await self._nodes.change_tags(
+            tenant_of(node.scope), node.name, add=body.add, remove=body.remove, actor=actor(call)
+        )
+        return Answer(content=self._shown(node))
+
+    async def steer(self, call: EdgeCall) -> Answer[ShownHost]:
+        body: StateBody = call.body
+        if not 0 <= body.grace_secs <= GRACE_LIMIT_SECONDS:
+            raise InvalidArgument(f"must be 0 to {GRACE_LIMIT_SECONDS:g}", field="grace_secs")
+        node = self._node(call)
+        node = await self._nodes.set_desired(
+            tenant_of(node.scope), node.name, body.desired, grace_seconds=body.grace_secs, actor=actor(call)
+        )
+        return Answer(content=self._shown(node))
+
+    async def revoke(self, call: EdgeCall) -> Answer[None]:
+        node = self._node(call)
+        await self._nodes.revoke(
+            tenant_of(node.scope), node.name, reason="revoked by an operator", actor=actor(call)
+        )
+        return Answer(content=None)
+
+    async def readmit(self, call: EdgeCall) -> Answer[ShownHost]:
+        node = self._node(call)
+        node = await self._nodes.readmit(tenant_of(node.scope), node.name, actor=actor(call))
+        return Answer(content=self._shown(node))
+
+    def _node(self, call: EdgeCall) -> EdgeNode:
+        """The daemon that the path names; another tenant's is not there."""
+        of, name = visible(call), call.path["node_id"].lower()
+        found = self._nodes.find(name) if of is None else None
+        return found if found is not None else self._nodes.get(of or "", name)
+
+    def _shown(self, node: EdgeNode) -> ShownHost:
+        return views.host(node, heard_at_ns=self._heard_at_ns(node.name))
+
+    def _recent(self, node: EdgeNode) -> Sequence[RecentCommand]:
+        found = []
+        for run in self._runs.list(node.scope)[:RECENT_RUNS]:
+            target = self._runs.target(run, node.name)
+            if target is not None:
+                one = views.node_of_run(target)
+                found.append(
+                    RecentCommand(
+                        command_id=one.command_id,
+                        tool=run.spec.tool,
+                        dispatched_at=spelled(run.spec.started_at_ns),
+                        outcome=outcome_of(target),
+                        duration_ms=one.duration_ms,
+                    )
+                )
+        return found
+
+
+def _label(text: str) -> selectors.LabelMatch:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidArgument("must be of the form key=value", field="label")
+    return selectors.LabelMatch(op=selectors.LabelOp.EQUALS, key=key, values=(value,))
+
+
+def _fits(node: EdgeNode, wanted: selectors.Selector, connected: bool | None) -> bool:
+    status = node.status
+    capabilities = status.capabilities if status is not None else Capabilities()
+    here = status is not None and status.state not in (NodeState.DISCONNECTED, NodeState.REVOKED)
+    return connected in (None, here) and wanted.matches(capabilities, node.spec.tags)

@@ -1,0 +1,218 @@
+"""REST: runs over many daemons, followed live."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
+
+from fleetplane.domains.edge.access import FLEET_MANAGE, FLEET_READ
+from fleetplane.domains.edge.kinds import EdgeNode, tenant_scope
+from fleetplane.domains.edge.rest import run_events as run_stream
+from fleetplane.domains.edge.rest import views
+from fleetplane.domains.edge.rest.common import EdgeCall, Manner, actor, tenant
+from fleetplane.domains.edge.rest.shapes import Cancelled, Preview, RunDetail, RunPage, ShownMember, ShownRun
+from fleetplane.domains.edge.runs import target_spellings as targets
+from fleetplane.domains.edge.runs.channel import EdgeRun, EdgeRuns, ToolRequest
+from fleetplane.domains.edge.runs.policy_spellings import PolicyBody, policy_of
+from fleetplane.domains.edge.streams.call_encoding import SECURITY_CONTEXT, public_id
+from fleetplane.fleet.runs.channel import RunOrder
+from fleetplane.fleet.runs.records import RunState
+from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.web.rest.pages import BY_CURSOR, cursor_page
+from fleetplane.web.rest.routes import Answer, Query, Route, Stream
+from fleetplane.web.streaming import EVENT_STREAM
+
+"""The security context that every daemon has by default."""
+_ONE = "/fleet/runs/{run_id}"
+_TAG = "Fleet"
+RUN_HEADER = "x-fleet-command-id"
+
+
+class PreviewBody(msgspec.Struct, forbid_unknown_fields=True):
+    target: Any
+    durable: bool = False
+
+
+class InvokeBody(PolicyBody, forbid_unknown_fields=True):
+    """The policy's fields may stand here, or in `policy`."""
+
+    target: Any = None
+    tool: str = ""
+    tool_name: str = ""
+    args: dict[str, Any] | None = None
+    security_context_name: str = SECURITY_CONTEXT
+    user_security_token: str = ""
+    """Sent by the first command line. It cannot be verified here, so it is not passed on."""
+    policy: PolicyBody | None = None
+
+
+class FleetRoutes:
+    def __init__(
+        self,
+        *,
+        runs: EdgeRuns,
+        node: Callable[[str, str], EdgeNode | None],
+        manner: Manner,
+        deadline_seconds: float,
+    ) -> None:
+        """`node` finds one of a tenant's daemons."""
+        self._runs = runs
+        self._find = node
+        self._manner = manner
+        self._deadline_seconds = deadline_seconds
+
+    def routes(self) -> Sequence[Route]:
+        return (
+            Route(
+                method="POST",
+                path="/fleet/preview",
+                handler=self.preview,
+                tag=_TAG,
+                permission=FLEET_READ,
+                summary="Preview which daemons a target selects, and why others are left out",
+                body=PreviewBody,
+                answer=Preview,
+            ),
+            Route(
+                method="POST",
+                path="/fleet/invoke",
+                handler=self.invoke,
+                tag=_TAG,
+                streams=True,
+                begins_once=True,
+                summary="Run a tool on daemons and stream the run; `Accept: application/json` only starts it",
+                permission=FLEET_MANAGE,
+                body=InvokeBody,
+                answer=ShownRun,
+            ),
+            Route(
+                method="POST",
+                path="/fleet/{run_id}/cancel",
+                handler=self.cancel,
+                tag=_TAG,
+                summary="Cancel a run. Targets already sent are asked to stop; held targets are dropped",
+                permission=FLEET_MANAGE,
+                answer=Cancelled,
+            ),
+            Route(
+                method="GET",
+                path="/fleet/runs",
+                handler=self.list,
+                tag=_TAG,
+                summary="List runs, newest first",
+                permission=FLEET_READ,
+                answer=RunPage,
+                query=(
+                    Query(name="tool", summary="Only of this tool"),
+                    Query(name="outcome", summary="Only with this outcome", choices=tuple(RunState)),
+                    *BY_CURSOR,
+                ),
+            ),
+            Route(
+                method="GET",
+                path=_ONE,
+                handler=self.show,
+                tag=_TAG,
+                permission=FLEET_READ,
+                summary="Get a run, with the outcome of each daemon",
+                answer=RunDetail,
+            ),
+            Route(
+                method="GET",
+                path=f"{_ONE}/events",
+                handler=self.events,
+                tag=_TAG,
+                permission=FLEET_READ,
+                summary="Follow a run as server-sent events; `Last-Event-ID` resumes",
+                streams=True,
+            ),
+        )
+
+    async def preview(self, call: EdgeCall) -> Answer[Preview]:
+        body: PreviewBody = call.body
+        of = tenant(call)
+        found = self._runs.preview(tenant_scope(of), targets.from_json(body.target), wait=body.durable)
+        resolved: Sequence[ShownMember | str] = found.resolved
+        if not self._manner.is_shipped(call.headers):
+            known = (self._find(of, name) for name in found.resolved)
+            resolved = [views.brief(node) for node in known if node is not None]
+        return Answer(content=Preview(resolved=resolved, skipped=found.skipped))
+
+    async def invoke(self, call: EdgeCall) -> Answer[ShownRun] | Stream:
+        body: InvokeBody = call.body
+        if body.target is None:
+            raise InvalidArgument('is required; give a node, a group, a selector or "all"', field="target")
+        order = RunOrder(
+            scope=tenant_scope(tenant(call)),
+            target=targets.from_json(body.target),
+            call=ToolRequest(
+                tool=body.tool or body.tool_name,
+                args_json=msgspec.json.encode(body.args or {}),
+                security_context=body.security_context_name,
+            ),
+            policy=policy_of(body.policy or body, deadline_seconds=self._deadline_seconds),
+            actor=actor(call),
+        )
+        run = await self._runs.start(order)
+        begun = Answer(content=views.run(run, self._runs.summary(run)), headers=_named(run))
+        if (call.headers.get("accept") or "").startswith("application/json"):
+            return begun
+        return replace(self._followed(call, run), beginning=begun)
+
+    async def events(self, call: EdgeCall) -> Stream:
+        return self._followed(call, self._run(call), mark=call.headers.get("last-event-id") or "")
+
+    def _followed(self, call: EdgeCall, run: EdgeRun, *, mark: str = "") -> Stream:
+        shipped = self._manner.is_shipped(call.headers)
+
+        async def chunks() -> AsyncGenerator[bytes]:
+            tell = run_stream.shipped if shipped else run_stream.documented
+            async for event in self._runs.follow(run, mark=mark):
+                if blocks := b"".join(tell(run, event)):
+                    yield blocks
+
+        return Stream(chunks=chunks(), content_type=EVENT_STREAM, headers=_named(run))
+
+    async def cancel(self, call: EdgeCall) -> Answer[Cancelled]:
+        run = self._run(call)
+        done = await self._runs.cancel(run.scope, run.name, actor=actor(call))
+        return Answer(
+            content=Cancelled(
+                fleet_command_id=public_id(run.name),
+                cancelled=done.cancelled,
+                told_to_stop=done.told_to_stop,
+                already_terminal=not (done.cancelled or done.told_to_stop),
+            )
+        )
+
+    async def list(self, call: EdgeCall) -> Answer[RunPage]:
+        outcome, tool = call.query.get("outcome"), call.query.get("tool")
+        if outcome is not None and outcome not in tuple(RunState):
+            raise InvalidArgument(f"is not one of {', '.join(RunState)}", field="outcome")
+        found = [
+            run
+            for run in self._runs.list(tenant_scope(tenant(call)))
+            if tool in (None, run.spec.tool)
+            and (outcome is None or (run.status is not None and run.status.state == outcome))
+        ]
+        told = cursor_page(
+            call, found, lambda run: views.run(run, self._runs.summary(run)), newest_first=True
+        )
+        return Answer(content=RunPage(items=told.items, next_cursor=told.next_cursor, runs=told.items))
+
+    async def show(self, call: EdgeCall) -> Answer[RunDetail]:
+        run = self._run(call)
+        per_node = [views.node_of_run(target) for target in self._runs.targets(run)]
+        shown = asdict(views.run(run, self._runs.summary(run)))
+        return Answer(content=RunDetail(**shown, per_node=per_node, skipped=run.spec.skipped))
+
+    def _run(self, call: EdgeCall) -> EdgeRun:
+        return self._runs.get(tenant_scope(tenant(call)), call.path["run_id"])
+
+
+def _named(run: EdgeRun) -> dict[str, str]:
+    return {RUN_HEADER: public_id(run.name)}

@@ -1,0 +1,247 @@
+"""The edge domain: its kinds, methods, services, routes and controllers, in one place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from prometheus_client.registry import Collector
+
+from fleetplane.domains.blueprint import Blueprint, Kernel, Service
+from fleetplane.domains.edge import access
+from fleetplane.domains.edge.desired import DESIRED, WRITERS
+from fleetplane.domains.edge.explain import DaemonExplainer, WorkerExplainer
+from fleetplane.domains.edge.grpc.relay import Relay, RelayOptions
+from fleetplane.domains.edge.identity import assembly as identity_side
+from fleetplane.domains.edge.identity.assembly import IdentitySide
+from fleetplane.domains.edge.identity.policy import IdentityPolicy
+from fleetplane.domains.edge.metrics import EdgeCollector
+from fleetplane.domains.edge.nodes.config_layers import CONFIG_LAYER, ConfigLayers
+from fleetplane.domains.edge.nodes.groups import EDGE_GROUP, Groups
+from fleetplane.domains.edge.releases import AUDIENCE
+from fleetplane.domains.edge.resources import RESOURCES
+from fleetplane.domains.edge.rest.assembly import RestSide
+from fleetplane.domains.edge.rollout import LayerConfiguration
+from fleetplane.domains.edge.runs.channel import EDGE_RUN, EdgeChannel, EdgeRuns, NodesOf
+from fleetplane.domains.edge.streams.assembly import StreamOptions, StreamSide
+from fleetplane.domains.edge.wire.messages import Progress
+from fleetplane.fleet.explain import ExplainedKind, Explainer, TokenReaders
+from fleetplane.fleet.freeze import Freezable
+from fleetplane.fleet.plans.declaring import with_writing
+from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
+from fleetplane.fleet.runs.runs import Runs
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET
+from fleetplane.kernel.sessions.metrics import SessionCollector
+from fleetplane.rpc import Authentication, Authenticator
+from fleetplane.web.documents import Document, Documents
+from fleetplane.web.ops import Mount
+
+SWEEP_SECONDS = 3600.0
+CA_PATH = "/v1/edge/ca.pem"
+"""By which daemons know a listener with TLS of our own."""
+
+BLUEPRINT = Blueprint(
+    name="edge",
+    kinds=(*identity_side.KINDS, CONFIG_LAYER, EDGE_GROUP, EDGE_RUN, COMMAND, COMMAND_TARGET, *ROLLOUT_KINDS),
+    methods=identity_side.METHODS,
+    grants=identity_side.GRANTS,
+    operator_roles=access.ROLES,
+    explain={
+        "daemon": ExplainedKind(
+            summary="why a daemon is not connected or healthy, or has not its configuration",
+            permission=access.HOSTS_READ,
+            explainer=lambda domain: domain.explainers["daemon"],
+        ),
+        "worker": ExplainedKind(
+            summary="why a worker is not healthy",
+            permission=access.CLUSTER,
+            explainer=lambda domain: domain.explainers["worker"],
+        ),
+    },
+    readers=lambda domain: domain.readers,
+    resources=with_writing((*RESOURCES, *DESIRED), WRITERS),
+    releases=AUDIENCE,
+    freeze=Freezable(
+        stops="sending configuration, and telling daemons and workers to drain or stop; runs go on",
+        scopes=("tenant/{tenant}", "tenant/{tenant}/daemon/{daemon}", "worker/{worker}"),
+    ),
+    rollouts=lambda domain: (domain.configuration,),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EdgeOptions:
+    version: str
+    public_endpoint: str = ""
+    """Where daemons dial in; the first address of our listener when empty."""
+    issuer: str = ""
+    identity: IdentityPolicy = field(default_factory=IdentityPolicy)
+    streams: StreamOptions = field(default_factory=StreamOptions)
+    deadline_seconds: float = 60.0
+    shipped_shapes: bool = False
+    relay: RelayOptions | None = None
+    """The server that has the daemons, where that is another one."""
+
+
+class Endpoint:
+    """Where daemons dial in, which is known once the server listens."""
+
+    def __init__(self, configured: str) -> None:
+        self._configured = configured
+        self.opened = ""
+
+    def __call__(self) -> str:
+        return self._configured or self.opened
+
+
+class EdgeDomain:
+    """See `create`; the constructor takes what has been loaded."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        options: EdgeOptions,
+        *,
+        identity: IdentitySide,
+        endpoint: Endpoint,
+        layers: ConfigLayers,
+    ) -> None:
+        store, clock = kernel.store, kernel.clock
+        self._clock = clock
+        self._authority = kernel.authority
+        self._endpoint = endpoint
+        self._relay = Relay.load(options.relay) if options.relay is not None else None
+        self.identity = identity
+        identity.workers.attention = kernel.attention
+        self.streams = StreamSide(
+            store,
+            clock,
+            tokens=identity.tokens,
+            key=identity.key,
+            revocations=kernel.revocations,
+            layers=layers,
+            options=options.streams,
+            attention=kernel.attention,
+        )
+        self.configuration = LayerConfiguration(
+            store,
+            layers,
+            presences=self.streams.presences,
+            pushes=self.streams.pushes,
+            controller=self.streams.controller,
+            ledger=self.streams.dispatcher.ledger,
+            clock=clock,
+        )
+        store.accompany(self.configuration.beside)
+        self.groups = Groups(store, clock)
+        dispatcher, presences = self.streams.dispatcher, self.streams.presences
+        channel = EdgeChannel(
+            ledger=dispatcher.ledger,
+            groups=self.groups,
+            check=dispatcher.check,
+            nodes=NodesOf(
+                list=identity.nodes.list, get=identity.nodes.get, is_connected=presences.is_connected
+            ),
+        )
+        self.runs = Runs(store, clock, channel)
+        dispatcher.watch(_onlooker(self.runs))
+        self.rest = RestSide(
+            kernel,
+            door=kernel.door,
+            nodes=identity.nodes,
+            enrollments=identity.enrollments,
+            groups=self.groups,
+            layers=layers,
+            runs=self.runs,
+            workers=identity.workers,
+            worker_admission=identity.worker_admission,
+            relay=self._relay,
+            heard_at_ns=presences.last_heartbeat_at_ns,
+            shipped_shapes=options.shipped_shapes,
+            deadline_seconds=options.deadline_seconds,
+            version=options.version,
+        )
+        self.readers = TokenReaders(kernel.door, access.GRANTS)
+        self.explainers: Mapping[str, Explainer] = {
+            "daemon": DaemonExplainer(store, presences, layers, clock),
+            "worker": WorkerExplainer(store, identity.workers, clock),
+        }
+        self.services: Sequence[Service] = (identity.service(self.streams.streams, self._relay),)
+        self.authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = identity.authenticators
+        self.server_names: Sequence[str] = _host_of(options.public_endpoint)
+        self.collectors: Sequence[Collector] = (
+            *self.rest.collectors,
+            SessionCollector(self.streams.sessions, domain="edge"),
+            EdgeCollector(store, streams=self.streams, runs=self.runs, tallies=channel.tallies),
+        )
+        self.notices: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        return f"<EdgeDomain {self.streams!r}>"
+
+    @classmethod
+    async def create(cls, kernel: Kernel, options: EdgeOptions) -> EdgeDomain:
+        layers, endpoint = ConfigLayers(kernel.store), Endpoint(options.public_endpoint)
+        identity = await IdentitySide.load(
+            kernel.store,
+            kernel.master,
+            kernel.clock,
+            revocations=kernel.revocations,
+            door=kernel.door,
+            layers=layers,
+            policy=options.identity,
+            issuer=options.issuer,
+            endpoint=endpoint,
+        )
+        return cls(kernel, options, identity=identity, endpoint=endpoint, layers=layers)
+
+    @property
+    def routes(self) -> Sequence[Mount]:
+        trust = Document(content_type="application/x-pem-file", content=lambda: self._authority.trust_pem)
+        return (*self.rest.routes, Mount(path=CA_PATH, app=Documents({CA_PATH: trust})))
+
+    async def prepare(self) -> None:
+        await self.rest.prepare()
+        await self.streams.prepare()
+        await self.runs.prepare()
+
+    def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        ours = addresses.get(identity_side.LISTENER, ())
+        self._endpoint.opened = ours[0] if ours else ""
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.streams.run(), name="edge/streams")
+                tasks.create_task(self.runs.run(), name="edge/runs")
+                tasks.create_task(self.rest.run(), name="edge/rest")
+                tasks.create_task(self._sweep(), name="edge/sweep")
+        finally:
+            if self._relay is not None:
+                await self._relay.close()
+
+    async def _sweep(self) -> None:
+        while True:
+            await self._clock.sleep(SWEEP_SECONDS)
+            await self.identity.sweep()
+
+    def drain(self) -> None:
+        self.streams.drain()
+
+
+def _host_of(endpoint: str) -> Sequence[str]:
+    """The name that daemons dial, for which our certificate must hold; none if there is no such name."""
+    host = urlsplit(endpoint if "//" in endpoint else f"//{endpoint}").hostname
+    return (host,) if host else ()
+
+
+def _onlooker(runs: EdgeRuns) -> Callable[[str, str, Progress], None]:
+    def tell(node_id: str, command: str, progress: Progress) -> None:
+        data = progress.data
+        if progress.status is not None:
+            data = f"{progress.status.state} {progress.status.message}".strip().encode()
+        runs.progressed(node_id, command, progress.stream, data)
+
+    return tell

@@ -1,0 +1,206 @@
+"""Keeping streams as they should be, and their daemons' records true.
+
+Is told when a stream opens, says something and ends; watches records, configurations and the
+clock. Silent daemons become unhealthy, revoked ones are cut off, those whose credentials were
+replaced are let go when the overlap is over, and whoever should be told something is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+import structlog
+
+from fleetplane.domains.edge.kinds import EDGE_NODE, tenant_of, tenant_scope
+from fleetplane.domains.edge.nodes.config_layers import CONFIG_LAYER
+from fleetplane.domains.edge.nodes.standings import Standings
+from fleetplane.domains.edge.streams.instructions import Pushes
+from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon
+from fleetplane.fleet.freeze import Freezes
+from fleetplane.fleet.rollouts.records import HOLD
+from fleetplane.fleet.streams.silence import SilenceWatch
+from fleetplane.kernel.attention import Attention
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.liveness import LivenessChanged, LivenessPolicy
+from fleetplane.kernel.resources import AnyKind
+from fleetplane.kernel.sessions.sessions import REVOKED
+from fleetplane.kernel.store import Store
+from fleetplane.kernel.values.times import NS
+
+log = structlog.get_logger(__name__)
+
+TICK_SECONDS = 1.0
+"""How late the end of an overlap is noticed at most; it is counted in many seconds."""
+BATCH = 256
+"""Streams looked at in one turn of the event loop."""
+
+ROTATED = "rotated"
+SHUT_DOWN = "shut down"
+
+
+class EdgeController:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        presences: DaemonPresences,
+        pushes: Pushes,
+        stale_seconds: float,
+        attention: Attention | None = None,
+        freezes: Freezes | None = None,
+    ) -> None:
+        self._attention = attention or Attention(clock)
+        self._store = store
+        self._clock = clock
+        self._presences = presences
+        self._pushes = pushes
+        self._freezes = freezes or Freezes(store, clock)
+        self.standings = Standings(store, clock, presences)
+        # A silent daemon is unhealthy for as long as its stream is open: there is no second stage.
+        lasting = LivenessPolicy(stale_after_seconds=stale_seconds, dead_after_seconds=math.inf)
+        self._watch = SilenceWatch(clock, lasting, self._attention)
+        self._leaving: dict[str, LiveDaemon] = {}
+        """Daemons with replaced credentials or a pending shutdown, whose streams are ended in time."""
+        self._held: dict[str, LiveDaemon] = {}
+        """Daemons with instructions held back by a freeze."""
+
+    def __repr__(self) -> str:
+        return f"<EdgeController {self._presences!r} leaving={len(self._leaving)}>"
+
+    # What streams tell.
+
+    def arrived(self, live: LiveDaemon) -> None:
+        self._revive(live)
+        self.standings.note(live)
+        self.look(live)
+
+    def heard(self, live: LiveDaemon, *, heartbeat: bool = False) -> None:
+        """Record a verified message of a daemon: any message is a sign of life."""
+        live.heard_ns = self._clock.now_ns()
+        self._revive(live)
+        if heartbeat and live.unsaved:
+            live.unsaved = False
+            self.standings.note(live)
+
+    def told(self, live: LiveDaemon) -> None:
+        """A daemon acknowledged an instruction; a rollout may wait for that, so it is written at once."""
+        if live.unsaved:
+            live.unsaved = False
+            self.standings.note(live)
+
+    def left(self, live: LiveDaemon) -> None:
+        self._watch.forget(live.node_id)
+        if self._leaving.get(live.node_id) is live:
+            del self._leaving[live.node_id]
+        self.standings.note(live)
+
+    def _revive(self, live: LiveDaemon) -> None:
+        if self._watch.heard(live.node_id) and live.silent:
+            live.silent = False
+            self.standings.note(live)
+
+    # Looking.
+
+    def look(self, live: LiveDaemon) -> None:
+        """Tell a daemon what it should know, and let it go if it should not be here."""
+        node = self._store.get(EDGE_NODE, tenant_scope(live.tenant), live.node_id)
+        if node is None or node.spec.revoked_at_ns is not None:
+            live.session.close(REVOKED)
+            return
+        if not live.session.is_open:
+            return
+        self._pushes.look(live, node)
+        if live.held:
+            self._held[live.node_id] = live
+        else:
+            self._held.pop(live.node_id, None)
+        token_id = live.seal.token_id
+        former = node.spec.former(token_id) if token_id != node.spec.token_id else None
+        live.credentials_until_ns = former.until_ns if former is not None else None
+        if former is not None or live.shutdown_by_ns is not None:
+            self._leaving[live.node_id] = live
+        else:
+            self._leaving.pop(live.node_id, None)
+
+    async def _look_at(self, concerned: Callable[[LiveDaemon], bool]) -> None:
+        for number, live in enumerate(self._presences, 1):
+            if concerned(live):
+                self.look(live)
+            if number % BATCH == 0:
+                await asyncio.sleep(0)
+
+    # Watching.
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.standings.run(), name="edge/standings")
+            tasks.create_task(self._follow_records(), name="edge/records")
+            for kind in (CONFIG_LAYER, HOLD):
+                tasks.create_task(self._follow_layers(kind), name=f"edge/{kind.name}")
+            tasks.create_task(self._watch.run(self._fell_silent), name="edge/silence")
+            tasks.create_task(self._freezes.follow(self._thaw), name="edge/freezes")
+            tasks.create_task(self._keep_time(), name="edge/time")
+
+    async def _follow_records(self) -> None:
+        async with self._store.watch(EDGE_NODE) as watch:
+            async for batch in watch:
+                for event in batch.events:
+                    live = self._presences.get(event.resource.name)
+                    if live is not None and tenant_of(event.resource.scope) == live.tenant:
+                        self.look(live)
+                        self.standings.compare(live, event.resource)
+
+    async def _follow_layers(self, kind: AnyKind) -> None:
+        """A layer was written, or a rollout wants daemons at another version of theirs."""
+        async with self._store.watch(kind) as watch:
+            async for batch in watch:
+                scopes = {event.resource.scope for event in batch.events}
+                everyone = "" in scopes
+                await self._look_at(lambda live: everyone or tenant_scope(live.tenant) in scopes)  # noqa: B023
+
+    async def _thaw(self, _scope: str) -> None:
+        """A freeze was set or lifted."""
+        await self._look_at(lambda _live: True)
+
+    async def _keep_time(self) -> None:
+        while True:
+            await self._clock.sleep(TICK_SECONDS)
+            self._held = {node_id: live for node_id, live in self._held.items() if live.session.is_open}
+            for live in tuple(self._held.values()):  # the freeze may have ended by itself
+                self.look(live)
+            self._let_go()
+
+    def _fell_silent(self, change: LivenessChanged) -> None:
+        live = self._presences.get(change.agent)
+        if live is not None:
+            live.silent = True
+            self.standings.note(live)
+
+    def _let_go(self) -> None:
+        now_ns = self._clock.now_ns()
+        for live in tuple(self._leaving.values()):
+            if live.shutdown_by_ns is not None and now_ns >= live.shutdown_by_ns:
+                live.session.close(SHUT_DOWN, flush=True)
+            elif live.credentials_until_ns is not None:
+                self._outgrow(live, live.credentials_until_ns, now_ns)
+
+    def _outgrow(self, live: LiveDaemon, until_ns: int, now_ns: int) -> None:
+        """The overlap ends: now if the daemon has nothing to do, else when it has done that.
+
+        Decided a little early, so that nothing it says about its work is refused meanwhile.
+        """
+        if now_ns < until_ns - round(2 * TICK_SECONDS * NS):
+            return
+        self.look(live)
+        if live.credentials_until_ns is None:  # it has changed to its new ones on this stream
+            live.closing = False
+            return
+        live.closing = True
+        last_ns = max((flight.over_at_ns for flight in live.flights.values()), default=0)
+        live.seal.extended_until_ns = last_ns
+        if now_ns >= max(until_ns, last_ns):
+            live.session.close(ROTATED)

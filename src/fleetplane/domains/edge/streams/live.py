@@ -1,0 +1,152 @@
+"""Who has a stream open here, and what is known of them since it opened: all of it in memory.
+
+A daemon has at most one stream; a newer one takes the place of the older. What a stream carries
+away with it when it ends is whatever hangs on its `Live`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fleetplane.domains.edge.kinds import Capabilities, Dialect
+from fleetplane.domains.edge.nodes.states import DaemonSighting
+from fleetplane.domains.edge.streams.call_encoding import TAIL_BYTES
+from fleetplane.domains.edge.streams.sealing import Sealer
+from fleetplane.domains.edge.streams.verification import Seal
+from fleetplane.fleet.streams.presence import Flight, Live, Presences
+from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
+
+STREAM = "edge"
+
+
+class Tail:
+    """The end of a stream of bytes."""
+
+    __slots__ = ("_kept", "dropped")
+
+    def __init__(self) -> None:
+        self._kept = b""
+        self.dropped = 0
+        """Bytes that came before what is kept."""
+
+    def add(self, more: bytes) -> None:
+        self.dropped += max(0, len(self._kept) + len(more) - TAIL_BYTES)
+        self._kept = (self._kept + more[-TAIL_BYTES:])[-TAIL_BYTES:]
+
+    def __bytes__(self) -> bytes:
+        return self._kept
+
+
+@dataclass(slots=True, kw_only=True)
+class ToolFlight(Flight):
+    """A command that a daemon has, and what it has said of it."""
+
+    stdout: Tail = field(default_factory=Tail)
+    stderr: Tail = field(default_factory=Tail)
+    live_bytes: int = 0
+    """Passed on to those who look on."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LiveDaemon(Live[bytes, ToolFlight]):
+    """One open stream of one daemon."""
+
+    seal: Seal
+    dialect: Dialect
+    states_dialect: bool = False
+    """The daemon has declared its dialect."""
+    capabilities: Capabilities
+    silent: bool = False
+    unsaved: bool = False
+    """Its capabilities changed since its record was written; the next heartbeat writes them."""
+    draining: bool = False
+    """The daemon has been sent a drain."""
+    drained: bool = False
+    """It says that it has."""
+    shutdown_by_ns: int | None = None
+    """The daemon has been sent a shutdown; its stream is ended at this time."""
+    credentials_until_ns: int | None = None
+    """The key and token it came with were replaced, and are good on this stream until then."""
+    closing: bool = False
+    """It gets no new work, because its stream is about to be ended."""
+    config_version: str = ""
+    """Of the configuration that it said is in force, on this stream: daemons in the field never say."""
+    config_pushed: str = ""
+    """Of the one that was sent last on this stream."""
+    config_refused: str = ""
+    """Why it did not take that one."""
+    config_refused_ns: int = 0
+    """When it said so."""
+    held: bool = False
+    """A freeze held back an instruction at the last check."""
+
+    @property
+    def node_id(self) -> str:
+        return self.agent
+
+    @property
+    def tenant(self) -> str:
+        return self.seal.tenant
+
+    @property
+    def takes_work(self) -> bool:
+        return not (self.draining or self.closing or self.shutdown_by_ns is not None)
+
+    @property
+    def idle(self) -> bool:
+        return not self.flights
+
+    def sighting(self) -> DaemonSighting:
+        return DaemonSighting(
+            stream_id=self.seal.stream_id,
+            dialect=self.dialect,
+            capabilities=self.capabilities,
+            last_heartbeat_at_ns=self.heard_ns,
+            config_version=self.config_version,
+            config_refused=self.config_refused,
+            hello_ms=self.seal.hello_ms,
+            silent=self.silent,
+        )
+
+
+class DaemonPresences(Presences[LiveDaemon]):
+    """All daemons that have a stream open."""
+
+    def __init__(self, sealer: Sealer) -> None:
+        super().__init__()
+        self._sealer = sealer
+
+    # What others ask.
+
+    def is_connected(self, node_id: str) -> bool:
+        return self.get(node_id) is not None
+
+    def dialect(self, node_id: str) -> Dialect | None:
+        live = self.get(node_id)
+        return live.dialect if live is not None else None
+
+    def in_flight(self, node_id: str) -> int:
+        live = self.get(node_id)
+        return len(live.flights) if live is not None else 0
+
+    def last_heartbeat_at_ns(self, node_id: str) -> int | None:
+        live = self.get(node_id)
+        return live.heard_ns if live is not None else None
+
+    def connected(self, tenant: str) -> list[str]:
+        return [
+            live.node_id for live in self._live.values() if live.tenant == tenant and live.session.is_open
+        ]
+
+    def send(self, node_id: str, command: pb.EdgeCommand) -> bool:
+        """Queue a command, sealed for the node's stream; False if nothing takes it."""
+        live = self.get(node_id)
+        return live is not None and self.put(live, command.SerializeToString())
+
+    def put(self, live: LiveDaemon, command: bytes) -> bool:
+        """Queue a command that is serialized already."""
+        return live.session.offer(self.sealed(live, command))
+
+    def sealed(self, live: LiveDaemon, command: bytes) -> bytes:
+        """A serialized command, signed for this stream of this node."""
+        return self._sealer.seal(command, live.node_id, live.seal.stream_id)
