@@ -11,14 +11,13 @@ An agent may call a method that changes boards, but only for itself, which the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-
-from google.protobuf.descriptor import ServiceDescriptor
+from collections.abc import Iterable, Mapping
 
 from fleetplane.gen.boards import boards_pb2
 from fleetplane.gen.pi_controller import pi_controller_pb2
+from fleetplane.kernel import access as built_in
 from fleetplane.kernel.access import Grant, Permission, Role
-from fleetplane.rpc import Authentication, MethodRow, Rate
+from fleetplane.rpc import Authentication, MethodRow, Rate, service_rows
 
 LISTENER = "boards"
 PLAIN_LISTENER = "boards-plain"
@@ -37,6 +36,7 @@ CERTIFIED_ROLES = frozenset({AGENT, CONTROLLER, *OPERATOR_ROLES})
 GREET = Permission("boards.greet")
 """Ask whether the server is there."""
 REPORT = Permission("boards.report")
+"""Say how one is: a board for itself, a controller for services."""
 LOOK_UP = Permission("boards.look-up")
 """Find boards and clusters."""
 ENTER = Permission("boards.enter")
@@ -52,7 +52,7 @@ _OPERATING = (*_VIEWING, ENTER, OPERATE, PROVISION)
 _MAY: Mapping[Role, Iterable[Permission]] = {
     AGENT: (GREET, REPORT, LOOK_UP, ENTER),
     PLAIN_AGENT: (GREET, REPORT, LOOK_UP, ENTER),
-    CONTROLLER: (*_VIEWING, SYNC, PROVISION),
+    CONTROLLER: (*_VIEWING, SYNC, PROVISION, REPORT),
     VIEWER: _VIEWING,
     OPERATOR: _OPERATING,
     ADMIN: (*_OPERATING, ADMINISTER),
@@ -60,7 +60,9 @@ _MAY: Mapping[Role, Iterable[Permission]] = {
 GRANTS: Mapping[Role, Iterable[Grant]] = {
     role: tuple(Grant(permission=permission) for permission in permissions)
     for role, permissions in _MAY.items()
-}
+} | built_in.built_in_grants(
+    viewer=_VIEWING, operator=(ENTER, OPERATE, PROVISION), admin=(ADMINISTER,), owner=()
+)
 
 CONTROL_PLANE = boards_pb2.DESCRIPTOR.services_by_name["ControlPlane"]
 PI_CONTROLLER = pi_controller_pb2.DESCRIPTOR.services_by_name["PiControllerService"]
@@ -102,7 +104,7 @@ _PI_CONTROLLER: Mapping[str, Permission] = {
     "IssueCertificate": ADMINISTER,
     "GetCertificate": READ,
     "ListCertificates": READ,
-    "RenewCertificate": ADMINISTER,
+    "RenewCertificate": READ,  # one's own; the service asks for more where it is another's
     "RevokeCertificate": ADMINISTER,
     "ValidateCertificate": READ,
     "CreateCertificateRequest": OPERATE,
@@ -115,22 +117,6 @@ _PI_CONTROLLER: Mapping[str, Permission] = {
 _ENDLESS = frozenset({"StreamGPIOReadings", "StreamAgentMetrics"})
 
 
-def _rows(
-    service: ServiceDescriptor,
-    permissions: Mapping[str, Permission],
-    listener: str,
-    authentication: Authentication,
-) -> Iterator[MethodRow]:
-    for method, permission in permissions.items():
-        yield MethodRow(
-            path=f"/{service.full_name}/{method}",
-            listener=listener,
-            authentication=authentication,
-            permission=permission,
-            endless=method in _ENDLESS,
-        )
-
-
 METHODS = (
     MethodRow(
         path=f"/{CONTROL_PLANE.full_name}/RegisterNode",
@@ -140,7 +126,21 @@ METHODS = (
         permission=None,
         rate=REGISTRATION_RATE,
     ),
-    *_rows(CONTROL_PLANE, _CONTROL_PLANE, LISTENER, Authentication.CERTIFICATE),
-    *_rows(PI_CONTROLLER, _PI_CONTROLLER, LISTENER, Authentication.CERTIFICATE),
-    *_rows(PI_CONTROLLER, _PI_CONTROLLER, PLAIN_LISTENER, Authentication.LOCAL),
+    *service_rows(
+        CONTROL_PLANE, _CONTROL_PLANE, listener=LISTENER, authentication=Authentication.CERTIFICATE
+    ),
+    *service_rows(
+        PI_CONTROLLER,
+        _PI_CONTROLLER,
+        listener=LISTENER,
+        authentication=Authentication.CERTIFICATE,
+        endless=_ENDLESS,
+    ),
+    *service_rows(
+        PI_CONTROLLER,
+        _PI_CONTROLLER,
+        listener=PLAIN_LISTENER,
+        authentication=Authentication.LOCAL,
+        endless=_ENDLESS,
+    ),
 )

@@ -17,11 +17,16 @@ from enum import StrEnum
 
 import msgspec
 
-from fleetplane.kernel.resources import Kind, Resource
+from fleetplane.kernel.resources import Kind, Nothing, Resource
 
 SCOPE = "boards"
 NUMBER_LIMIT = 2**32 - 1
 """Numbers travel as uint32."""
+
+
+def board_scope(number: int) -> str:
+    """Where a freeze of one board lies."""
+    return f"{SCOPE}/board/{number}"
 
 
 class BoardState(StrEnum):
@@ -62,16 +67,17 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """Fields may be added later: what is stored keeps field names, and new fields have defaults."""
 
 
-class Nothing(Spec, frozen=True):
-    """For kinds that have no status of their own."""
-
-
 class BoardSpec(Spec, frozen=True):
     """What the board is, by its own word and its operators'."""
 
     name: str
     role: BoardRole = BoardRole.WORKER
     ip_address: str = ""
+    """As reported by the board or entered by a person."""
+    confirmed_address: str = ""
+    """Confirmed by a person only; provisioning connects to it."""
+    ssh_host_keys: tuple[str, ...] = ()
+    """Its SSH host's public keys as it gave them when it joined; later reports do not change them."""
     mac_address: str = ""
     """Lower case, with colons."""
     architecture: str = ""
@@ -87,16 +93,23 @@ class BoardSpec(Spec, frozen=True):
     kernel_version: str = ""
 
 
+class AgentDialect(StrEnum):
+    """Which methods a board's agent knows. How it is reached, with TLS or without, is another matter."""
+
+    ORIGINAL = "original"
+    FLEETPLANE = "fleetplane"
+
+
 class BoardStatus(Spec, frozen=True):
     state: BoardState
-    """What follows from the next three, so that whoever watches need not know the rule."""
+    """Derived from the next three fields, so that watchers need not know the rule."""
     declared: BoardState = BoardState.READY
     """By the server, its operators or provisioning."""
     reported: BoardState | None = None
     """By the board; None while it has nothing to say against what was declared."""
     silence: Silence = Silence.NONE
     registration_state: BoardState = BoardState.READY
-    """What the board was told when it registered: agents exist that repeat it for ever."""
+    """The state that the board received at its registration: some agents repeat it for ever."""
     previous_state: BoardState | None = None
     state_changed_at_ns: int = 0
     """Equal to the resource's `updated_at_ns` if this very version is the news."""
@@ -111,6 +124,8 @@ class BoardStatus(Spec, frozen=True):
     port: int = 0
     plaintext: bool = False
     """Its agent knows no TLS: it came through the listener for such."""
+    dialect: AgentDialect | None = None
+    """As its agent registered; None in records from before this was written down."""
     boot_id: str = ""
     sequence: int = 0
     """Of the last report before this write."""
@@ -120,12 +135,21 @@ class BoardStatus(Spec, frozen=True):
     """In hexadecimal."""
     certificate_expires_at_ns: int | None = None
 
+    @property
+    def speaks_original(self) -> bool:
+        """Whether its agent knows the methods of original agents only."""
+        if self.dialect is None:  # until it registers again: then, only original agents came without TLS
+            return self.plaintext
+        return self.dialect is AgentDialect.ORIGINAL
+
 
 class ClusterSpec(Spec, frozen=True):
     name: str
     description: str = ""
     version: str = ""
     master_endpoint: str = ""
+    named_at_ns: int = 0
+    """When it got its name; 0: when it was made."""
 
 
 class ClusterStatus(Spec, frozen=True):

@@ -46,6 +46,8 @@ class ProvisioningOrder:
     k3s_channel: str = ""
     k3s_config: Mapping[str, str] = field(default_factory=dict)
     credential_ref: str = ""
+    addresses: Mapping[int, str] = field(default_factory=dict)
+    """By board, the SSH address that the caller confirms."""
     request_id: str = ""
     """Asking again with the same one asks for the same operation."""
     dry_run: bool = False

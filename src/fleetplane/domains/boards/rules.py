@@ -36,7 +36,7 @@ SAYABLE: Final = frozenset(
 )
 """What a board can know about itself; the rest is the server's to say."""
 _OPEN: Final = frozenset({BoardState.READY, BoardState.DISCOVERED})
-"""Declared states that leave room for what the board says, and for its silence."""
+"""Declared states in which reports and missing reports of the board change the state."""
 _MAC = re.compile(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5,19}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _VAGUE_SYSTEMS: Final = frozenset({"linux"})
@@ -71,7 +71,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked(facts: Facts) -> Facts:
-    """The same in one spelling, or InvalidArgument naming the field."""
+    """The facts in their stored spelling; raises `InvalidArgument` naming the field."""
     for field in _TEXTS:
         _check_text(field, getattr(facts, field), NAME_LIMIT if field == "name" else TEXT_LIMIT)
     if not 0 <= facts.cpu_cores <= CORES_LIMIT:
@@ -88,9 +88,17 @@ def checked(facts: Facts) -> Facts:
 
 
 _TEXTS: Final = (
-    "name", "ip_address", "mac_address", "architecture", "model", "serial_number", "kube_version",
-    "node_name", "os_version", "kernel_version",
-)  # fmt: skip
+    "name",
+    "ip_address",
+    "mac_address",
+    "architecture",
+    "model",
+    "serial_number",
+    "kube_version",
+    "node_name",
+    "os_version",
+    "kernel_version",
+)
 
 
 def _check_text(field: str, text: str, limit: int) -> None:
@@ -145,6 +153,7 @@ def recognise(facts: Facts, find: Callable[[str, str], Board | None]) -> Board |
                     f"{_FIELDS[key]} {value!r} belongs to board {board.name}, whose "
                     f"{_FIELDS[stronger]} is {known!r}",
                     field=_FIELDS[key],
+                    hint="boards may not share a name: choose another with --name" if key == "name" else None,
                     details={"board": board.name},
                 )
         return board
@@ -186,7 +195,7 @@ def state_of(status: BoardStatus) -> BoardState:
 
 
 def settled(status: BoardStatus, *, now_ns: int) -> BoardStatus:
-    """The same with the state that follows from it, and when that changed."""
+    """The status with the state that follows from it, and the time of its change."""
     state = state_of(status)
     if state is status.state:
         return status

@@ -17,39 +17,45 @@ from typing import Final
 
 import structlog
 
-from fleetplane.domains.boards.agent import board_sources, bus_ports, link
-from fleetplane.domains.boards.agent.audit_trail import AuditTrail
-from fleetplane.domains.boards.agent.buses import Buses
-from fleetplane.domains.boards.agent.commands import Commands
-from fleetplane.domains.boards.agent.gpio import opening
-from fleetplane.domains.boards.agent.gpio.faults import ChipMissing
-from fleetplane.domains.boards.agent.gpio.port import Chip, ChipFactory
+from fleetplane.domains.boards.agent import trust as link
+from fleetplane.domains.boards.agent.audit import AuditTrail
+from fleetplane.domains.boards.agent.buses import ports as bus_ports
+from fleetplane.domains.boards.agent.buses.buses import Buses
+from fleetplane.domains.boards.agent.buses.simulated import SimulatedI2c, SimulatedSpi
+from fleetplane.domains.boards.agent.commands.commands import Commands
+from fleetplane.domains.boards.agent.config import Driver, NodeConfig
+from fleetplane.domains.boards.agent.desired.keeper import DesiredKeeper
+from fleetplane.domains.boards.agent.gpio import drivers as opening
+from fleetplane.domains.boards.agent.gpio.chip import Chip, ChipFactory
+from fleetplane.domains.boards.agent.gpio.errors import ChipMissing
 from fleetplane.domains.boards.agent.gpio.sysfs_pwm import SysfsPwm
-from fleetplane.domains.boards.agent.host_sources import Host, PsutilHost
-from fleetplane.domains.boards.agent.identity_folder import IdentityFolder, Membership
-from fleetplane.domains.boards.agent.listeners import Ports, open_ports
-from fleetplane.domains.boards.agent.log_journal import Journal
-from fleetplane.domains.boards.agent.log_ring import LogRing
-from fleetplane.domains.boards.agent.logs import Logs
-from fleetplane.domains.boards.agent.metrics import Board, Interface, Memory
-from fleetplane.domains.boards.agent.metrics_sampler import MetricsSampler
-from fleetplane.domains.boards.agent.node_access import NodeDoor
-from fleetplane.domains.boards.agent.node_config import Driver, NodeConfig
-from fleetplane.domains.boards.agent.node_state import NodeState
-from fleetplane.domains.boards.agent.pins import Pins
+from fleetplane.domains.boards.agent.grpc.access import NodeDoor
+from fleetplane.domains.boards.agent.grpc.listeners import Ports, open_ports
+from fleetplane.domains.boards.agent.grpc.revoked_callers import RevokedCallers
+from fleetplane.domains.boards.agent.logs.journal import Journal
+from fleetplane.domains.boards.agent.logs.logs import Logs
+from fleetplane.domains.boards.agent.logs.ring import LogRing
+from fleetplane.domains.boards.agent.membership import IdentityFolder, Membership
+from fleetplane.domains.boards.agent.metrics import board as board_sources
+from fleetplane.domains.boards.agent.metrics.sampler import MetricsSampler
+from fleetplane.domains.boards.agent.metrics.values import Board
+from fleetplane.domains.boards.agent.pins.pins import Pins
 from fleetplane.domains.boards.agent.registration import Self, describe, without_hardware
 from fleetplane.domains.boards.agent.reporter import Reporter
-from fleetplane.domains.boards.agent.simulated_buses import SimulatedI2c, SimulatedSpi
+from fleetplane.domains.boards.agent.state import NodeState
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.durable import write_durably
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError
+from fleetplane.node.host.address import address_towards
+from fleetplane.node.host.psutil_host import Host, PsutilHost
+from fleetplane.node.host.values import Interface, Memory
+from fleetplane.node.upgrade.following import Follow, no_check_in
 
 SIMULATED_I2C: Final = (0x48, 0x50)
 """A thermometer's and a memory's usual addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class BoardAgentParts:
     """What the agent is made of; in service everything but the first few as it is."""
 
     folder: IdentityFolder
@@ -62,9 +68,10 @@ class Parts:
     """Instead of the configured driver's."""
     host: Host = field(default_factory=PsutilHost)
     opened: Callable[[Ports], None] = lambda _: None
+    check_in: Follow = no_check_in
 
 
-async def run_node(parts: Parts) -> None:
+async def run_node(parts: BoardAgentParts) -> None:
     """Serve this node until cancelled."""
     membership = await asyncio.to_thread(parts.folder.load_membership)
     if membership is None and not parts.config.listen.plaintext:
@@ -74,52 +81,95 @@ async def run_node(parts: Parts) -> None:
         )
     with AuditTrail(parts.folder.audit, parts.clock, parts.log) as audit:
         async with open_node(parts, audit, membership) as (node, buses):
-            door = NodeDoor(parts.clock, refused=parts.config.access.refuse)
+            revoked = RevokedCallers(parts.folder, parts.log)
+            await asyncio.to_thread(revoked.load)
+            door = NodeDoor(parts.clock, refused=parts.config.access.refuse, revoked=revoked)
             ports_context = open_ports(
                 parts.config.listen, node, buses, parts.folder, joined=membership is not None, door=door
             )
+            keeper = keeper_for(parts, node)
             async with asyncio.TaskGroup() as tasks:
                 background = [
                     tasks.create_task(node.pins.run(), name="boards/leases"),
                     tasks.create_task(node.sampler.run(), name="boards/metrics"),
                 ]
+                if membership is not None:
+                    background.append(tasks.create_task(keeper.run(), name="boards/programs"))
                 try:
                     async with ports_context as ports:
-                        await _serve(parts, node, ports, membership)
+                        await _serve(parts, node, ports, membership, revoked, keeper)
                 finally:
                     for task in background:
                         task.cancel()
 
 
-async def _serve(parts: Parts, node: NodeState, ports: Ports, membership: Membership | None) -> None:
+async def _serve(
+    parts: BoardAgentParts,
+    node: NodeState,
+    ports: Ports,
+    membership: Membership | None,
+    revoked: RevokedCallers,
+    keeper: DesiredKeeper,
+) -> None:
     with _announced(parts.folder, ports):
         parts.opened(ports)
         parts.log.info("node.serving", addresses=ports.addresses, gpio=node.pins.chip_label or "none")
         if membership is None:
             await asyncio.Event().wait()
             return
-        await reporter_for(parts, node, ports, membership).run()
+        await reporter_for(parts, node, ports, membership, revoked, keeper).run()
 
 
-def reporter_for(parts: Parts, node: NodeState, ports: Ports, membership: Membership) -> Reporter:
+def keeper_for(parts: BoardAgentParts, node: NodeState) -> DesiredKeeper:
+    """What runs and drives what the server wants here."""
+    return DesiredKeeper(
+        folder=parts.folder,
+        pins=node.pins,
+        policy=parts.config.programs.policy(),
+        pin_policy=parts.config.gpio.policy(),
+        clock=parts.clock,
+        audit=node.audit,
+        clean=parts.config.redaction().clean,
+        log=parts.log,
+    )
+
+
+def reporter_for(
+    parts: BoardAgentParts,
+    node: NodeState,
+    ports: Ports,
+    membership: Membership,
+    revoked: RevokedCallers,
+    keeper: DesiredKeeper,
+) -> Reporter:
     async def identity_changed() -> None:
         await ports.renew()
         node.certificate_life = certificate_life(parts.folder)
+
+    async def revocations_came(packed: bytes) -> bool:
+        taken = await asyncio.to_thread(revoked.take, packed)
+        if taken and (ended := ports.turn_away_the_revoked()):
+            parts.log.warning("revocations.calls_ended", calls=ended)
+        return taken
 
     return Reporter(
         node=node,
         folder=parts.folder,
         membership=membership,
-        describe=lambda: introduce(parts, node, membership.server, port=ports.agent_port),
+        describe=lambda: introduce(parts, node, membership, port=ports.agent_port),
         identity_changed=identity_changed,
+        revocations_came=revocations_came,
+        revocation_list=lambda: revoked.number,
+        keeper=keeper,
         log=parts.log,
         loss_after_seconds=parts.config.report.loss_after_seconds,
+        check_in=parts.check_in,
     )
 
 
 @asynccontextmanager
 async def open_node(
-    parts: Parts, audit: AuditTrail, membership: Membership | None
+    parts: BoardAgentParts, audit: AuditTrail, membership: Membership | None
 ) -> AsyncIterator[tuple[NodeState, Buses]]:
     config, clock, simulated = parts.config, parts.clock, is_simulated(parts.config)
     pins = Pins(
@@ -175,7 +225,7 @@ def chip_factory(driver: Driver) -> ChipFactory:
 
 
 def _no_chip() -> Chip:
-    raise ChipMissing("this node's owner keeps its pins to himself", hint="gpio.driver is none")
+    raise ChipMissing("GPIO is turned off on this node", hint="gpio.driver is none")
 
 
 def is_simulated(config: NodeConfig) -> bool:
@@ -188,20 +238,25 @@ def certificate_life(folder: IdentityFolder) -> tuple[float, float] | None:
         life = folder.credentials().life
     except FleetplaneError:
         return None
-    return life.begins, life.ends
+    return life.start, life.end
 
 
-async def introduce(parts: Parts, node: NodeState, server: str, *, port: int) -> Self:
-    """What this node says of itself now."""
+async def introduce(parts: BoardAgentParts, node: NodeState, membership: Membership, *, port: int) -> Self:
+    """What this member says of itself now, under the name it has as such, whatever the machine is called."""
     snapshot = await node.sampler.first()
     me = await asyncio.to_thread(
-        introduced, parts, snapshot.board, snapshot.interfaces, snapshot.memory, server
+        introduced, parts, snapshot.board, snapshot.interfaces, snapshot.memory, membership.server
     )
+    me = replace(me, name=parts.config.node.name or membership.name or me.name)
     return replace(me, agent_port=port, agent_version=parts.version, capabilities=tuple(node.capabilities))
 
 
 def introduced(
-    parts: Parts, board: Board, interfaces: tuple[Interface, ...], memory: Memory | None, server: str
+    parts: BoardAgentParts,
+    board: Board,
+    interfaces: tuple[Interface, ...],
+    memory: Memory | None,
+    server: str,
 ) -> Self:
     """What there is to say before the agent runs. Blocking on name look-up."""
     me = describe(
@@ -209,38 +264,27 @@ def introduced(
         interfaces,
         name=parts.config.node.name,
         memory_bytes=memory.total_bytes if memory else 0,
-        towards=address_towards(server),
+        towards=address_towards(link.canonical(server)),
     )
     if is_simulated(parts.config):
         me = without_hardware(me, serial_number=simulated_serial(parts.folder, parts.clock))
-    return replace(me, labels=parts.config.node.labels)
+        return replace(me, labels=parts.config.node.labels)
+    return replace(me, labels=parts.config.node.labels, ssh_host_keys=board_sources.ssh_host_keys())
 
 
-def introduced_now(parts: Parts, server: str) -> Self:
-    """The same, measured on the spot: for joining."""
+def introduced_now(parts: BoardAgentParts, server: str) -> Self:
+    """The introduction of this board with facts measured now, for joining."""
     host = parts.host
     return introduced(parts, board_sources.board(), host.interfaces(), host.memory(), server)
 
 
-def address_towards(server: str) -> str:
-    """The address this machine would speak to the server from; asks the routing table and sends nothing."""
-    host, port = link.endpoint(server)
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-        with socket.socket(found[0][0], socket.SOCK_DGRAM) as probe:
-            probe.connect(found[0][4])
-            return str(probe.getsockname()[0])
-    except (OSError, IndexError):
-        return ""
-
-
 def simulated_serial(folder: IdentityFolder, clock: Clock) -> str:
-    """Of its own for each folder, and the same whenever it is asked for."""
+    """A simulated serial number: stable for a folder, different between folders."""
     place = folder.root / "simulated-serial"
     with contextlib.suppress(FileNotFoundError):
         return place.read_text().strip()
     serial = f"simulated-{clock.token_bytes(8).hex()}"
-    write_durably(place, serial.encode() + b"\n", mode=0o600)
+    folder.write(place, serial.encode() + b"\n")
     return serial
 
 
@@ -248,7 +292,7 @@ def simulated_serial(folder: IdentityFolder, clock: Clock) -> str:
 def _announced(folder: IdentityFolder, ports: Ports) -> Iterator[None]:
     """Where the agent is, for as long as it is there."""
     content = json.dumps({"pid": os.getpid(), "listeners": ports.addresses}).encode() + b"\n"
-    write_durably(folder.running, content, mode=0o600)
+    folder.write(folder.running, content)
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from fleetplane.domains.boards.agent.metrics import HOT_CELSIUS, Reserve, Snapshot
+from fleetplane.domains.boards.agent.metrics.values import HOT_CELSIUS, Reserve, Snapshot
 
 STALE_METRICS_SECONDS: Final = 30.0
 DISK_WORRY_PERCENT: Final = 90.0

@@ -12,14 +12,15 @@ import grpc
 import grpc.aio
 import msgspec
 
-from fleetplane.domains.boards import join_token
-from fleetplane.domains.boards.agent import link
-from fleetplane.domains.boards.agent.identity_folder import IdentityFolder, Membership
-from fleetplane.domains.boards.agent.metrics import Board, Interface
+from fleetplane.domains.boards.agent import trust as link
+from fleetplane.domains.boards.agent.membership import IdentityFolder, Membership
+from fleetplane.domains.boards.agent.metrics.values import Board
+from fleetplane.domains.boards.wire import join_token
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import AlreadyExists, FailedPrecondition, Unavailable
+from fleetplane.node.host.values import Interface
 
 APPROVAL_SECONDS: Final = 10.0
 """Between two questions whether somebody has approved us."""
@@ -44,16 +45,31 @@ class Self:
     agent_version: str = ""
     capabilities: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
+    ssh_host_keys: tuple[str, ...] = ()
+    """Public keys of this machine's SSH host."""
 
     def message(self, *, token: str = "", csr_pem: str = "", node_id: int = 0) -> pb.NodeRegistration:
         return pb.NodeRegistration(
-            name=self.name, ip_address=self.ip_address, mac_address=self.mac_address,
-            architecture=self.architecture, model=self.model, serial_number=self.serial_number,
-            cpu_cores=self.cpu_cores, memory=self.memory_bytes, os_version=self.os_version,
-            kernel_version=self.kernel_version, boot_id=self.boot_id, agent_port=self.agent_port,
-            agent_version=self.agent_version, capabilities=self.capabilities, labels=self.labels,
-            join_token=token, csr_pem=csr_pem, node_id=str(node_id or ""),
-        )  # fmt: skip
+            name=self.name,
+            ip_address=self.ip_address,
+            mac_address=self.mac_address,
+            architecture=self.architecture,
+            model=self.model,
+            serial_number=self.serial_number,
+            cpu_cores=self.cpu_cores,
+            memory=self.memory_bytes,
+            os_version=self.os_version,
+            kernel_version=self.kernel_version,
+            boot_id=self.boot_id,
+            agent_port=self.agent_port,
+            agent_version=self.agent_version,
+            capabilities=self.capabilities,
+            labels=self.labels,
+            join_token=token,
+            csr_pem=csr_pem,
+            node_id=str(node_id or ""),
+            ssh_host_keys=self.ssh_host_keys,
+        )
 
     def digest(self) -> str:
         """Changes with anything that the server should hear of."""
@@ -145,6 +161,8 @@ class Joiner:
             await self._clock.sleep(APPROVAL_SECONDS)
 
     def _keep(self, answer: pb.RegistrationResponse, membership: Membership) -> None:
+        for left in (self._folder.revocations, self._folder.desired):
+            left.unlink(missing_ok=True)  # of a server that this node leaves
         self._folder.store_certificate(
             answer.certificate_pem.encode(), answer.ca_certificate_pem.encode(), node_id=answer.node_id
         )
@@ -163,7 +181,7 @@ class Registrar:
 
     async def renewal_due(self) -> bool:
         identity = await asyncio.to_thread(self._folder.credentials)
-        return self._clock.now_ns() / 1e9 >= identity.life.renewal_at
+        return self._clock.now_ns() / 1e9 >= identity.life.renewal_at()
 
     async def update(
         self, channel: grpc.aio.Channel, me: Self, membership: Membership, *, renew: bool
@@ -190,7 +208,7 @@ class Registrar:
             )
             changed = True
         else:
-            changed = self._folder.store_authority(authority)
+            changed = bool(authority) and self._folder.trust(authority)
         self._folder.store_membership(membership)
         return changed
 
@@ -201,7 +219,7 @@ async def register(channel: grpc.aio.Channel, request: pb.NodeRegistration) -> p
             request, timeout=link.CALL_SECONDS
         )
     except grpc.aio.AioRpcError as error:
-        raise link.explained(error) from error
+        raise link.translated(error) from error
     return answer
 
 

@@ -19,23 +19,33 @@ import grpc
 import grpc.aio
 import structlog
 
-from fleetplane.domains.boards.agent import link, wire_messages, wire_metrics
+from fleetplane.domains.boards.agent import trust as link
+from fleetplane.domains.boards.agent.desired.keeper import DesiredKeeper
 from fleetplane.domains.boards.agent.health import Status
-from fleetplane.domains.boards.agent.identity_folder import Credentials, IdentityFolder, Membership
-from fleetplane.domains.boards.agent.node_state import NodeState
-from fleetplane.domains.boards.agent.outbox import Outbox
+from fleetplane.domains.boards.agent.membership import IdentityFolder, Membership
 from fleetplane.domains.boards.agent.registration import Registrar, Self
+from fleetplane.domains.boards.agent.state import NodeState
+from fleetplane.domains.boards.agent.wire import messages as wire_messages
+from fleetplane.domains.boards.agent.wire import metrics as wire_metrics
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.values.timestamps import timestamp
+from fleetplane.node.certificates import Credentials
+from fleetplane.node.connection import Attempt, KeepConnected, Retries
+from fleetplane.node.outbox import Outbox
+from fleetplane.node.tasks import beside
+from fleetplane.node.upgrade.following import Follow, no_check_in, no_metadata
 
 RETRY: Final = Backoff(first_seconds=1.0, ceiling_seconds=60.0)
 REFUSED_RETRY: Final = Backoff(first_seconds=30.0, ceiling_seconds=600.0)
 """After an answer that will hardly be another next time: someone has to do something first."""
 RENEW_AGAIN_SECONDS: Final = 60.0
 GOODBYE_SECONDS: Final = 2.0
+REPORTS_LIMIT: Final = 120
+"""While the server is away: an hour of them, some 2 KB each."""
 
 
 def seconds_since_boot() -> float:
@@ -51,16 +61,26 @@ class Reporter:
     """What the node would say of itself now."""
     identity_changed: Callable[[], Awaitable[None]]
     """There is a new certificate on disk, or another authority."""
+    revocations_came: Callable[[bytes], Awaitable[bool]]
+    """The server sent a list of revocations; whether it was taken up."""
+    revocation_list: Callable[[], int]
+    """The number of the list that holds here."""
+    keeper: DesiredKeeper
+    """Runs and drives what the server wants here."""
     log: structlog.typing.FilteringBoundLogger
     loss_after_seconds: float
+    check_in: Follow = no_check_in
+    """Says which version this is, over each connection."""
     since_boot: Callable[[], float] = seconds_since_boot
     retry: Backoff = RETRY
     refused_retry: Backoff = REFUSED_RETRY
-    outbox: Outbox = field(default_factory=Outbox)
+    outbox: Outbox[int, pb.HealthReport] = field(default_factory=lambda: Outbox(limit=REPORTS_LIMIT))
+    """By their sequence numbers."""
     _sequence: int = 0
     _heard_at: float = field(init=False)
     _lost: bool = False
     _renewed_at: float | None = None
+    _attempt: Attempt | None = None
     _registered: bool = False
     """In this run: a server brings pins back to what they should be when an agent registers."""
 
@@ -68,7 +88,8 @@ class Reporter:
         self._heard_at = self.node.clock.monotonic()
 
     async def run(self) -> None:
-        """Until cancelled; then the server is told that we go."""
+        """Report until cancelled; then tell the server that this node leaves."""
+        self.keeper.on_news(self._tell)
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._write(), name="boards/reports")
@@ -82,8 +103,16 @@ class Reporter:
     async def _write(self) -> None:
         await self.node.sampler.first()
         while True:
-            self.outbox.add(self.report())
+            self._keep(self.report())
             await self.node.clock.sleep(self.membership.heartbeat_seconds)
+
+    def _tell(self) -> None:
+        """Report at once: something about what is kept running is news."""
+        if self.node.sampler.latest is not None:
+            self._keep(self.report())
+
+    def _keep(self, report: pb.HealthReport) -> None:
+        self.outbox.put(report.sequence, report)
 
     def report(self, status: pi.NodeStatus | None = None) -> pb.HealthReport:
         node, now_ns = self.node, self.node.clock.now_ns()
@@ -95,11 +124,13 @@ class Reporter:
             status_text=health.status,
             source="agent",
             status=status,
-            timestamp=wire_metrics.moment(now_ns),
+            timestamp=timestamp(now_ns),
             version=node.version,
             uptime=wire_messages.uptime(node.uptime_seconds),
             checks=wire_messages.health_checks(health, now_ns=now_ns),
             sequence=self._next_sequence(),
+            revocation_list=self.revocation_list(),
+            applied=self.keeper.applied(),
         )
         if snapshot is not None:
             report.metrics.CopyFrom(wire_metrics.flat(snapshot, detail=True))
@@ -129,57 +160,68 @@ class Reporter:
             await self.node.clock.sleep(min(1.0, self.loss_after_seconds))
 
     def _heard(self) -> None:
+        if self._attempt is not None:
+            self._attempt.established()
         self._heard_at = self.node.clock.monotonic()
         if self._lost:
             self._lost = False
             self.log.info("server.found", waiting=len(self.outbox))
+            self.keeper.drive_again()  # what was made safe meanwhile
 
     # Delivering.
 
     async def _deliver(self) -> None:
-        failures = 0
-        while True:
-            heard_before = self._heard_at
-            try:
-                await self._connected()
-                failures = 0
-                continue  # with the new identity
-            except link.Refused as error:
-                backoff = self.refused_retry
-                self.log.error("server.refuses", error=error.message)
-            except FleetplaneError as error:
-                backoff = self.retry
-                self.log.warning("server.out_of_reach", error=error.message, waiting=len(self.outbox))
-            failures = 0 if self._heard_at != heard_before else failures + 1
-            jitter = self.node.clock.random()
-            await self.node.clock.sleep(backoff.delay_seconds(max(0, failures - 1), jitter=jitter))
+        """The waits begin anew after a connection on which the server answered."""
+        await KeepConnected(
+            endings=(FleetplaneError,),
+            waits=Retries(backoff=self.retry, refused=self.refused_retry),
+            lost=self._not_delivered,
+            clock=self.node.clock,
+        ).run(self._connected)
 
-    async def _connected(self) -> None:
+    def _not_delivered(self, why: Exception, seconds: float) -> None:
+        pause = round(seconds, 2)
+        if isinstance(why, link.RefusedByServer):
+            self.log.error("server.refuses", error=str(why), retry_in_seconds=pause)
+        else:
+            waiting = len(self.outbox)
+            self.log.warning("server.out_of_reach", error=str(why), waiting=waiting, retry_in_seconds=pause)
+
+    async def _connected(self, attempt: Attempt) -> None:
         """Deliver over one connection; returns when another identity asks for another one."""
+        self._attempt = attempt
         identity = await asyncio.to_thread(self.folder.credentials)
-        if self._now() >= identity.life.ends:
+        if self._now() >= identity.life.end:
             await self._come_back(identity)
             return
         async with self._channel(identity) as channel:
-            stub = boards_pb2_grpc.ControlPlaneStub(channel)
-            while True:
-                if await self._register_if_due(channel, identity):
-                    return
-                report = await self.outbox.oldest()
-                try:
-                    await stub.ReportHealth(report, timeout=link.CALL_SECONDS)
-                except grpc.aio.AioRpcError as error:
-                    if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                        self.log.error("report.refused", error=error.details())
-                        self.outbox.delivered(report)  # it would hold up all that follow
-                    raise link.explained(error) from error
-                self.outbox.delivered(report)
-                self._heard()
+            if await self._register_if_due(channel, identity):
+                return
+            async with beside([self.check_in(channel, no_metadata)]):
+                await self._report(channel, identity)
+
+    async def _report(self, channel: grpc.aio.Channel, identity: Credentials) -> None:
+        stub = boards_pb2_grpc.ControlPlaneStub(channel)
+        while not await self._register_if_due(channel, identity):
+            sequence, report = await self.outbox.oldest()
+            try:
+                answer = await stub.ReportHealth(report, timeout=link.CALL_SECONDS)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                    self.log.error("report.refused", error=error.details())
+                    self.outbox.confirmed(sequence)  # it would hold up all that follow
+                raise link.translated(error) from error
+            self.outbox.confirmed(sequence)
+            self._heard()
+            if answer.revocation_list and await self.revocations_came(answer.revocation_list):
+                self._keep(self.report())  # so that it is seen at once who has it
+            if answer.HasField("desired"):
+                await self.keeper.take(answer.desired)
 
     async def _register_if_due(self, channel: grpc.aio.Channel, identity: Credentials) -> bool:
         """Whether that brought a new identity."""
         me = await self.describe()
-        renew = self._now() >= identity.life.renewal_at and self._may_renew_again()
+        renew = self._now() >= identity.life.renewal_at() and self._may_renew_again()
         if self._registered and me.digest() == self.membership.registered and not renew:
             return False
         return await self._register(channel, me, renew=renew)

@@ -1,1 +1,1 @@
-"""Installing k3s on boards over SSH: what to do (`plan`), how it is told (`ssh`), seeing it through."""
+"""Installing k3s on boards over SSH: the steps (`plan`), the transport (`ssh`), the engine that runs them."""

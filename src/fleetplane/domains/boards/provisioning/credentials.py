@@ -24,7 +24,7 @@ class SshCredential(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """In PEM or OpenSSH's form."""
     password: str = ""
     known_hosts: str = ""
-    """Lines as in OpenSSH's file of that name: whom to believe."""
+    """Accepted host keys, as lines of OpenSSH's known_hosts."""
 
     def __repr__(self) -> str:
         return f"<SshCredential {self.user}>"
@@ -86,4 +86,6 @@ def check(credential: SshCredential) -> None:
     if not (credential.private_key or credential.password):
         raise InvalidArgument("a private key or a password is needed", field="private_key")
     if not credential.known_hosts.strip():
-        raise InvalidArgument("say whom to believe: lines as in OpenSSH's known_hosts", field="known_hosts")
+        raise InvalidArgument(
+            "is required; give the board's host keys as lines of OpenSSH's known_hosts", field="known_hosts"
+        )

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import msgspec
 import structlog
 
-from fleetplane.domains.boards.clusters import Clusters
+from fleetplane.domains.boards.inventory.boards import Boards
+from fleetplane.domains.boards.inventory.clusters import Clusters
 from fleetplane.domains.boards.kinds import BoardRole
 from fleetplane.domains.boards.ports import (
     ProvisioningAction,
@@ -25,7 +26,6 @@ from fleetplane.domains.boards.ports import (
 )
 from fleetplane.domains.boards.provisioning import options as k3s
 from fleetplane.domains.boards.provisioning import ssh
-from fleetplane.domains.boards.provisioning.aftermath import ACTOR, Aftermath
 from fleetplane.domains.boards.provisioning.credentials import Credentials
 from fleetplane.domains.boards.provisioning.operations import (
     MESSAGE_LIMIT,
@@ -40,11 +40,12 @@ from fleetplane.domains.boards.provisioning.operations import (
     status_of,
 )
 from fleetplane.domains.boards.provisioning.plan import Step
+from fleetplane.domains.boards.provisioning.policy import ProvisioningPolicy
 from fleetplane.domains.boards.provisioning.preflight import Places
+from fleetplane.domains.boards.provisioning.results import ACTOR, Aftermath
 from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
-from fleetplane.domains.boards.provisioning.survey import Survey
-from fleetplane.domains.boards.provisioning.work import BoardWork
-from fleetplane.domains.boards.registry import Boards
+from fleetplane.domains.boards.provisioning.selection import Survey
+from fleetplane.domains.boards.provisioning.steps import BoardWork
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, NotFound
 
@@ -56,7 +57,7 @@ AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class ProvisioningParts:
     """What the engine works with."""
 
     boards: Boards
@@ -67,14 +68,16 @@ class Parts:
     clock: Clock
     dial: ssh.Dial = ssh.dial
     places: Places = field(default_factory=Places)
+    policy: ProvisioningPolicy = field(default_factory=ProvisioningPolicy)
+    """What the server's owner lets orders name."""
 
 
 class Engine:
     """A `Provisioner`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ProvisioningParts) -> None:
         self._parts = parts
-        self._survey = Survey(parts.boards, parts.clusters, parts.places)
+        self._survey = Survey(parts.boards, parts.clusters, parts.places, parts.policy)
         self._aftermath = Aftermath(parts.boards, parts.clusters, parts.secrets)
         self.logs = OperationLogs()
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
@@ -96,14 +99,20 @@ class Engine:
             return await self._again(known, actor=actor)
         options = k3s.read(order.k3s_config, version=order.k3s_version, channel=order.k3s_channel)
         works = self._survey.works(order)
+        self._parts.policy.require(options, order.action)
         if order.dry_run:
             return await self._rehearse(order, works, options)
         await self._parts.credentials.get(order.credential_ref)  # that there is one, before anything is begun
         spec = OperationSpec(
-            action=order.action, works=works, options=options, credential=order.credential_ref, actor=actor,
-            created_at_ns=self._parts.clock.now_ns(), cluster_id=order.cluster_id,
+            action=order.action,
+            works=works,
+            options=options,
+            credential=order.credential_ref,
+            actor=actor,
+            created_at_ns=self._parts.clock.now_ns(),
+            cluster_id=order.cluster_id,
             request_id=order.request_id,
-        )  # fmt: skip
+        )
         steps = tuple(
             StepRecord(board=work.board, name=step.name, phase=step.phase)
             for work, step in self._survey.all_steps(spec, user="")
@@ -114,7 +123,7 @@ class Engine:
         return told(operation, "accepted")
 
     async def _again(self, operation: Operation, *, actor: str) -> ProvisioningAnswer:
-        """The same request: it goes on where it stopped, or is told about."""
+        """The operation of a repeated request: resumed where it failed, else returned as it is."""
         failed = status_of(operation).state in (ProvisioningState.FAILED, ProvisioningState.CANCELLED)
         if failed:
             operation = await self._parts.operations.resume(operation, actor=actor)
@@ -145,9 +154,14 @@ class Engine:
         """The very commands, without any of them being run, or anyone being connected to."""
         credential = await self._parts.credentials.get(order.credential_ref)
         spec = OperationSpec(
-            action=order.action, works=works, options=options, credential="", actor="", created_at_ns=0,
+            action=order.action,
+            works=works,
+            options=options,
+            credential="",
+            actor="",
+            created_at_ns=0,
             cluster_id=order.cluster_id,
-        )  # fmt: skip
+        )
         steps = [
             ProvisioningStep(
                 name=f"{work.board}/{step.name}", state=step.phase, message="\n".join(step.commands)
@@ -196,6 +210,7 @@ class Engine:
 
     async def _carry_out(self, operation: Operation) -> None:
         spec = operation.spec
+        self._parts.policy.require(spec.options, spec.action)  # it may have become stricter meanwhile
         await self._aftermath.began(spec)
         credential = await self._parts.credentials.get(spec.credential)
         failed: list[str] = []
@@ -221,11 +236,16 @@ class Engine:
         credential = await parts.credentials.get(spec.credential)
         joining = work.role is BoardRole.WORKER and spec.action is ProvisioningAction.PROVISION
         hands = BoardWork(
-            host=self._survey.host(work.board, user=credential.user),
-            server=work.role is BoardRole.MASTER, credential=credential, dial=parts.dial, clock=parts.clock,
-            tell=self._teller(name, work.board), places=parts.places,
+            host=self._survey.host(work, user=credential.user),
+            host_keys=parts.boards.require(work.board).spec.ssh_host_keys,
+            server=work.role is BoardRole.MASTER,
+            credential=credential,
+            dial=parts.dial,
+            clock=parts.clock,
+            tell=self._teller(name, work.board),
+            places=parts.places,
             secrets={"cluster_token": await parts.secrets.token(spec.cluster_id)} if joining else {},
-        )  # fmt: skip
+        )
         async with hands.at_hand():
             for offset, step in enumerate(steps):
                 await self._take(name, first + offset, step, hands)
@@ -296,9 +316,12 @@ def told(operation: Operation, message: str) -> ProvisioningAnswer:
         reason=status.reason,
         steps=[
             ProvisioningStep(
-                name=f"{step.board}/{step.name}", state=_SHOWN.get(step.state, step.phase),
-                message=step.message, started_at_ns=step.started_at_ns, finished_at_ns=step.finished_at_ns,
+                name=f"{step.board}/{step.name}",
+                state=_SHOWN.get(step.state, step.phase),
+                message=step.message,
+                started_at_ns=step.started_at_ns,
+                finished_at_ns=step.finished_at_ns,
             )
             for step in status.steps
         ],
-    )  # fmt: skip
+    )

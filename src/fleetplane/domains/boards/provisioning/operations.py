@@ -36,6 +36,8 @@ class Work(Spec, frozen=True):
 
     board: int
     role: BoardRole
+    address: str = ""
+    """Where SSH goes: what a person confirmed when the order was accepted."""
 
 
 class StepState(StrEnum):
@@ -165,7 +167,7 @@ class Operations:
         return await self._write(name, change, actor=actor, action="boards.provision.step")
 
     async def end(self, name: str, state: ProvisioningState, *, reason: str = "", actor: str) -> Operation:
-        """It is over; its boards are free for others."""
+        """End an operation and release its boards."""
 
         def change(draft: Draft) -> Operation:
             current = _present(draft, name)
@@ -199,9 +201,10 @@ def _take(draft: Draft, name: str, spec: OperationSpec) -> None:
         holder = draft.claimed_by(OPERATION, SCOPE, _BOARD_CLAIM, str(work.board))
         if holder is not None and holder != name:
             raise Conflict(
-                f"operation {holder} is at board {work.board}", hint="wait for it, or cancel it",
+                f"operation {holder} is at board {work.board}",
+                hint="wait for it, or cancel it",
                 details={"cause": "busy"},
-            )  # fmt: skip
+            )
         draft.claim(OPERATION, SCOPE, _BOARD_CLAIM, str(work.board), name)
 
 

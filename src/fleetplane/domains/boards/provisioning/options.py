@@ -1,7 +1,7 @@
 """What an installation of k3s can be told, under the names that people know. Pure.
 
 Every value ends up as one word of a command line or of an environment, quoted; nothing that
-anybody writes here is ever read by a shell.
+anybody writes here is ever read by a shell. What of it may be asked for is decided by `policy`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from fleetplane.kernel.errors import InvalidArgument
 
 VALUE_LIMIT = 1024
 LIST_LIMIT = 64
-INSTALLER = "https://get.k3s.io"
 CHANNEL = "stable"
 DATA_DIR = "/var/lib/rancher/k3s"
 KUBECONFIG = "/etc/rancher/k3s/k3s.yaml"
@@ -28,7 +27,8 @@ _ARGUMENT = re.compile(r"[a-z0-9][a-z0-9-]*(?:=[\x20-\x7e]*)?")
 
 
 class K3sOptions(msgspec.Struct, frozen=True, kw_only=True):
-    installer: str = INSTALLER
+    installer: str = ""
+    """One of those that the server's owner allows; the first of them when empty."""
     version: str = ""
     channel: str = CHANNEL
     data_dir: str = DATA_DIR
@@ -98,7 +98,10 @@ def _check(options: K3sOptions) -> None:
         "write_kubeconfig": (_is_path, "an absolute path"),
         "private_registry": (_is_path, "an absolute path"),
         "default_local_storage": (_is_path, "an absolute path"),
-        "kubeconfig_mode": (_matches(re.compile(r"[0-7]{3,4}")), "an octal mode"),
+        "kubeconfig_mode": (
+            _matches(re.compile(r"0?[4-7][0-7]0")),
+            "an octal mode without rights for others",
+        ),
         "cluster_cidr": (_are(ipaddress.ip_network), "networks"),
         "service_cidr": (_are(ipaddress.ip_network), "networks"),
         "cluster_dns": (_are(ipaddress.ip_address), "addresses"),
@@ -114,11 +117,15 @@ def _check(options: K3sOptions) -> None:
         if value and not fitting(value):
             raise InvalidArgument(f"{value[:80]!r} is not {words}", field=_at(name))
     for name, pattern in (
-        ("tls_san", re.compile(r"[A-Za-z0-9:.*-]+")), ("disable_components", _WORD),
+        ("tls_san", re.compile(r"[A-Za-z0-9:.*-]+")),
+        ("disable_components", _WORD),
         ("extra_args", _ARGUMENT),
-        ("kube_api_args", _ARGUMENT), ("kube_controller_args", _ARGUMENT),
-        ("kube_scheduler_args", _ARGUMENT), ("kubelet_args", _ARGUMENT), ("kube_proxy_args", _ARGUMENT),
-    ):  # fmt: skip
+        ("kube_api_args", _ARGUMENT),
+        ("kube_controller_args", _ARGUMENT),
+        ("kube_scheduler_args", _ARGUMENT),
+        ("kubelet_args", _ARGUMENT),
+        ("kube_proxy_args", _ARGUMENT),
+    ):
         for value in getattr(options, name):
             if not pattern.fullmatch(value):
                 raise InvalidArgument(f"{value[:80]!r} cannot stand there", field=_at(name))

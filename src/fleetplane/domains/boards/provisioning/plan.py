@@ -2,7 +2,9 @@
 
 Commands are made of words that are quoted one by one. A secret never stands in a command: it is
 written to a file of the board through the connection's standard input, and named by its path.
-Every step may be taken again: what is there already is left as it is.
+Every step may be taken again: what is there already is left as it is. The installer is fetched into a
+directory that only root can enter, compared with its checksum there, and run from there, in one command:
+nobody on the board can put another in its place.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from fleetplane.domains.boards.ports import ProvisioningState
 from fleetplane.domains.boards.provisioning import options as k3s
 from fleetplane.domains.boards.provisioning import preflight
 from fleetplane.domains.boards.provisioning.options import K3sOptions
+from fleetplane.domains.boards.provisioning.policy import Installer
 from fleetplane.domains.boards.provisioning.preflight import Places
 
 SHORT_SECONDS, LONG_SECONDS = 60.0, 1200.0
@@ -63,7 +66,13 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def install(
-    host: Host, role: BoardRole, options: K3sOptions, *, server_url: str = "", places: Places | None = None
+    host: Host,
+    role: BoardRole,
+    options: K3sOptions,
+    installer: Installer,
+    *,
+    server_url: str = "",
+    places: Places | None = None,
 ) -> tuple[Step, ...]:
     """Everything from looking at a board to a running k3s; `server_url` is whom an agent joins."""
     server = role is BoardRole.MASTER
@@ -74,42 +83,44 @@ def install(
         _preflight(places),
         Step(name="cgroup", phase=ProvisioningState.PREPARING, doing=Doing.CGROUP),
         Step(
-            name="reboot", phase=ProvisioningState.REBOOTING, doing=Doing.REBOOT,
-            commands=(host.privileged("reboot"),), seconds=LONG_SECONDS,
+            name="reboot",
+            phase=ProvisioningState.REBOOTING,
+            doing=Doing.REBOOT,
+            commands=(host.privileged("reboot"),),
+            seconds=LONG_SECONDS,
         ),
         Step(
-            name="packages", phase=ProvisioningState.PREPARING, seconds=LONG_SECONDS,
+            name="packages",
+            phase=ProvisioningState.PREPARING,
+            seconds=LONG_SECONDS,
             commands=(
                 host.privileged(
                     "command -v curl >/dev/null || { apt-get update && apt-get install -y curl; }"
                 ),
             ),
         ),
-        Step(
-            name="fetch", phase=ProvisioningState.INSTALLING, seconds=LONG_SECONDS,
-            commands=(
-                shlex.join(
-                    ["curl", "--fail", "--silent", "--show-error", "--location", "--proto", "=https,file",
-                     "--output", places.script, options.installer]
-                ),
-            ),
-        ),
         *joining,
         Step(
-            name="install", phase=ProvisioningState.INSTALLING if server else ProvisioningState.JOINING,
-            commands=(host.privileged(_installer(host, role, options, server_url, places)),),
+            name="install",
+            phase=ProvisioningState.INSTALLING if server else ProvisioningState.JOINING,
+            commands=(
+                host.privileged(_fetched(installer, _installing(host, role, options, server_url, places))),
+            ),
             seconds=LONG_SECONDS,
         ),
         Step(
-            name="start", phase=ProvisioningState.INSTALLING, seconds=LONG_SECONDS,
+            name="start",
+            phase=ProvisioningState.INSTALLING,
+            seconds=LONG_SECONDS,
             commands=(host.privileged(f"systemctl enable --now {unit}"),),
         ),
         *((_ready(host), _collect(host, options)) if server else ()),
         Step(
-            name="verify", phase=ProvisioningState.VERIFYING,
+            name="verify",
+            phase=ProvisioningState.VERIFYING,
             commands=(host.privileged(f"systemctl is-active {unit}"), "k3s --version"),
         ),
-    )  # fmt: skip
+    )
 
 
 def check(places: Places | None = None) -> tuple[Step, ...]:
@@ -123,48 +134,76 @@ def uninstall(host: Host, options: K3sOptions, places: Places | None = None) -> 
     scripts = [
         shlex.quote(f"{places.programs}/{name}") for name in ("k3s-uninstall.sh", "k3s-agent-uninstall.sh")
     ]
-    leftovers = shlex.join(["rm", "-rf", "--", options.data_dir, places.configuration, places.script])
+    leftovers = shlex.join(["rm", "-rf", "--", options.data_dir, places.configuration])
     return (
         Step(
-            name="stop", phase=ProvisioningState.ROLLING_BACK, tolerant=True,
+            name="stop",
+            phase=ProvisioningState.ROLLING_BACK,
+            tolerant=True,
             commands=tuple(
                 host.privileged(f"systemctl disable --now {unit}") for unit in ("k3s", "k3s-agent")
             ),
         ),
         Step(
-            name="uninstall", phase=ProvisioningState.ROLLING_BACK, seconds=LONG_SECONDS, tolerant=True,
-            commands=tuple(
-                host.privileged(f"if [ -x {script} ]; then {script}; fi") for script in scripts
-            ),
+            name="uninstall",
+            phase=ProvisioningState.ROLLING_BACK,
+            seconds=LONG_SECONDS,
+            tolerant=True,
+            commands=tuple(host.privileged(f"if [ -x {script} ]; then {script}; fi") for script in scripts),
         ),
         Step(
-            name="clean", phase=ProvisioningState.ROLLING_BACK,
+            name="clean",
+            phase=ProvisioningState.ROLLING_BACK,
             commands=(host.privileged(leftovers),),
         ),
         Step(
-            name="verify", phase=ProvisioningState.VERIFYING,
+            name="verify",
+            phase=ProvisioningState.VERIFYING,
             commands=("! command -v k3s >/dev/null || { echo 'k3s is still there' >&2; exit 1; }",),
         ),
-    )  # fmt: skip
+    )
 
 
 def _preflight(places: Places) -> Step:
     return Step(
-        name="preflight", phase=ProvisioningState.PREFLIGHT, doing=Doing.PREFLIGHT,
+        name="preflight",
+        phase=ProvisioningState.PREFLIGHT,
+        doing=Doing.PREFLIGHT,
         commands=(preflight.probe(places),),
-    )  # fmt: skip
+    )
 
 
 def _join_token(host: Host, places: Places) -> Step:
     folder, file = shlex.quote(places.configuration), shlex.quote(places.join_token)
     write = f"umask 077 && mkdir -p {folder} && cat > {file}"
     return Step(
-        name="join-token", phase=ProvisioningState.JOINING, commands=(host.privileged(write),),
+        name="join-token",
+        phase=ProvisioningState.JOINING,
+        commands=(host.privileged(write),),
         stdin="cluster_token",
-    )  # fmt: skip
+    )
 
 
-def _installer(host: Host, role: BoardRole, options: K3sOptions, server_url: str, places: Places) -> str:
+def _fetched(installer: Installer, arguments: str) -> str:
+    """Fetch, compare and run the installer in a private directory, which is removed whatever happens."""
+    fetch = shlex.join(
+        ["curl", "--fail", "--silent", "--show-error", "--location", "--proto", "=https,file", installer.url]
+    )
+    return "\n".join(
+        (
+            "set -eu",
+            "folder=$(mktemp -d)",
+            """trap 'rm -rf -- "$folder"' EXIT""",
+            "trap 'exit 129' HUP INT TERM",
+            f'{fetch} --output "$folder/install.sh"',
+            f"""echo "{installer.sha256}  $folder/install.sh" | sha256sum -c - >/dev/null || {{""",
+            "    echo 'the installer is not the one that is allowed: its SHA-256 differs' >&2; exit 1; }",
+            arguments,
+        )
+    )
+
+
+def _installing(host: Host, role: BoardRole, options: K3sOptions, server_url: str, places: Places) -> str:
     variables = {"INSTALL_K3S_CHANNEL": options.channel, "INSTALL_K3S_SKIP_START": "true"}
     if options.version:
         variables["INSTALL_K3S_VERSION"] = options.version
@@ -173,7 +212,8 @@ def _installer(host: Host, role: BoardRole, options: K3sOptions, server_url: str
     else:
         variables |= {"K3S_URL": server_url, "K3S_TOKEN_FILE": places.join_token}
         arguments = k3s.agent_arguments(options, address=host.address)
-    return shlex.join(["env", *_assigned(variables), "sh", places.script, *arguments])
+    words = shlex.join(["env", *_assigned(variables), "sh"])
+    return f'{words} "$folder/install.sh" {shlex.join(arguments)}'
 
 
 def _assigned(variables: dict[str, str]) -> Iterable[str]:
@@ -182,16 +222,21 @@ def _assigned(variables: dict[str, str]) -> Iterable[str]:
 
 def _ready(host: Host) -> Step:
     return Step(
-        name="ready", phase=ProvisioningState.VERIFYING, doing=Doing.READY, seconds=300.0,
+        name="ready",
+        phase=ProvisioningState.VERIFYING,
+        doing=Doing.READY,
+        seconds=300.0,
         commands=(host.privileged("k3s kubectl get nodes --no-headers"),),
-    )  # fmt: skip
+    )
 
 
 def _collect(host: Host, options: K3sOptions) -> Step:
     token = f"{options.data_dir.rstrip('/')}/server/node-token"
     return Step(
-        name="collect", phase=ProvisioningState.VERIFYING, doing=Doing.COLLECT,
+        name="collect",
+        phase=ProvisioningState.VERIFYING,
+        doing=Doing.COLLECT,
         commands=tuple(
             host.privileged(shlex.join(["cat", "--", path])) for path in (token, options.write_kubeconfig)
         ),
-    )  # fmt: skip
+    )

@@ -38,7 +38,6 @@ class Places:
     boot_id: str = "/proc/sys/kernel/random/boot_id"
     configuration: str = "/etc/rancher/k3s"
     programs: str = "/usr/local/bin"
-    script: str = "/tmp/fleetplane-k3s-install.sh"  # noqa: S108  # on the board, fetched anew each time
 
     @property
     def join_token(self) -> str:

@@ -1,4 +1,4 @@
-"""Commands on a board over SSH. A host whose key is not known is not spoken to.
+"""Commands on a board over SSH. No connection is made to a host whose key is unknown.
 
 Passwords, keys and what goes to standard input are never logged. What a command prints is bounded.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fleetplane.domains.boards.provisioning.credentials import SshCredential
 from fleetplane.kernel.errors import (
@@ -45,39 +45,54 @@ class Connection(Protocol):
     async def run(
         self, command: str, *, seconds: float, stdin: str = "", line: Line | None = None
     ) -> Printed:
-        """Run one command to its end; each line that it prints is told as it comes."""
+        """Run one command to its end; each line of output is passed on as it is printed."""
         ...
 
 
 class Dial(Protocol):
     def __call__(
-        self, address: str, credential: SshCredential
+        self, address: str, credential: SshCredential, host_keys: Sequence[str]
     ) -> contextlib.AbstractAsyncContextManager[Connection]:
-        """A connection to a board, for as long as it is needed."""
+        """A connection to a board, for as long as it is needed; `host_keys` are those it joined with."""
         ...
 
 
 @contextlib.asynccontextmanager
-async def dial(address: str, credential: SshCredential) -> AsyncIterator[Connection]:
-    """Over a real network. The host's key must be among those that the credential knows."""
+async def dial(
+    address: str, credential: SshCredential, host_keys: Sequence[str] = ()
+) -> AsyncIterator[Connection]:
+    """Over a real network.
+
+    The host's key must be among those that the credential knows for this address, and, for a board that
+    joined with keys of its own, among those as well: neither a board that names another machine's
+    address nor a machine that took over a board's address is logged in to.
+    """
     import asyncssh  # when it is first needed: it takes as long to load as a twentieth of the server
 
     try:
-        known = asyncssh.import_known_hosts(credential.known_hosts)
+        known = _believed(asyncssh.import_known_hosts(credential.known_hosts), host_keys)
         keys = [asyncssh.import_private_key(credential.private_key)] if credential.private_key else []
     except (asyncssh.KeyImportError, ValueError) as error:
         raise InvalidArgument(f"the credential cannot be used: {error}", field="credential_ref") from error
     try:
         opened = await asyncssh.connect(
-            address, credential.port, username=credential.user, known_hosts=known, client_keys=keys,
-            password=credential.password or None, agent_path=None, config=None,
-            connect_timeout=CONNECT_SECONDS, login_timeout=CONNECT_SECONDS,
+            address,
+            credential.port,
+            username=credential.user,
+            known_hosts=known,
+            client_keys=keys,
+            password=credential.password or None,
+            agent_path=None,
+            config=None,
+            connect_timeout=CONNECT_SECONDS,
+            login_timeout=CONNECT_SECONDS,
             keepalive_interval=KEEPALIVE_SECONDS,
-        )  # fmt: skip
+        )
     except asyncssh.HostKeyNotVerifiable as error:
         raise FailedPrecondition(
             f"the key of {address} is not one that is known: nothing was sent to it",
-            hint="add it to the credential's known hosts once you have compared it",
+            hint="it must be among the credential's known hosts and among those the board joined with;"
+            " add it to the former once you have compared it, or let the board join again",
             details={"cause": "host_key"},
         ) from error
     except asyncssh.PermissionDenied as error:
@@ -88,6 +103,25 @@ async def dial(address: str, credential: SshCredential) -> AsyncIterator[Connect
         raise Unavailable(f"{address} cannot be reached over SSH: {error}") from error
     async with opened:
         yield SshConnection(opened, address)
+
+
+def _believed(known: asyncssh.SSHKnownHosts, host_keys: Sequence[str]) -> Callable[..., Any]:
+    """The host keys to believe: known to the credential, and to the board's record if it has any."""
+    pinned = {_key_part(line) for line in host_keys}
+
+    def match(host: str, addr: str, port: int | None) -> Any:
+        trusted, authorities, revoked, *rest = known.match(host, addr, port)
+        if pinned:
+            trusted = [key for key in trusted if _key_part(key.export_public_key().decode()) in pinned]
+            authorities = []  # a certified key would not be one of those that the board has
+        return (trusted, authorities, revoked, *rest)
+
+    return match
+
+
+def _key_part(line: str) -> str:
+    """Type and key of a public key's line, without its comment."""
+    return " ".join(line.split()[:2])
 
 
 class SshConnection:

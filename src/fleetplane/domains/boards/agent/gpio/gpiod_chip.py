@@ -16,7 +16,15 @@ import gpiod
 from gpiod.line import Bias, Value
 from gpiod.line import Direction as KernelDirection
 
-from fleetplane.domains.boards.agent.gpio.faults import (
+from fleetplane.domains.boards.agent.gpio.chip import (
+    CONSUMER_LIMIT,
+    Direction,
+    Line,
+    Pull,
+    require_level,
+    require_pin,
+)
+from fleetplane.domains.boards.agent.gpio.errors import (
     AccessRefused,
     ChipMissing,
     HardwareFault,
@@ -24,14 +32,6 @@ from fleetplane.domains.boards.agent.gpio.faults import (
     LineIsInput,
     LineReleased,
     from_os,
-)
-from fleetplane.domains.boards.agent.gpio.port import (
-    CONSUMER_LIMIT,
-    Direction,
-    Line,
-    Pull,
-    require_level,
-    require_pin,
 )
 
 HEADER_LABELS: Final = ("pinctrl-rp1", "pinctrl-bcm2711", "pinctrl-bcm2835", "pinctrl-bcm2712")
@@ -51,7 +51,7 @@ Config = dict[Iterable[int | str] | int | str, gpiod.LineSettings | None]
 
 
 class KernelRequest(Protocol):
-    """Of `gpiod.LineRequest`, what is used here."""
+    """The part of `gpiod.LineRequest` that is used here."""
 
     def get_value(self, line: int | str) -> Value: ...
 
@@ -63,7 +63,7 @@ class KernelRequest(Protocol):
 
 
 class LineFacts(Protocol):
-    """Of `gpiod.LineInfo`, what is used here."""
+    """The part of `gpiod.LineInfo` that is used here."""
 
     @property
     def name(self) -> str: ...
@@ -76,7 +76,7 @@ class LineFacts(Protocol):
 
 
 class KernelChip(Protocol):
-    """Of `gpiod.Chip`, what is used here."""
+    """The part of `gpiod.Chip` that is used here."""
 
     def get_info(self) -> gpiod.ChipInfo: ...
 

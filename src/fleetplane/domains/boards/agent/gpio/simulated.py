@@ -14,8 +14,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from fleetplane.domains.boards.agent.gpio.faults import LineBusy, LineIsInput, LineReleased, from_os
-from fleetplane.domains.boards.agent.gpio.port import (
+from fleetplane.domains.boards.agent.gpio.chip import (
     CONSUMER_LIMIT,
     HIGH,
     LOW,
@@ -25,6 +24,7 @@ from fleetplane.domains.boards.agent.gpio.port import (
     require_level,
     require_pin,
 )
+from fleetplane.domains.boards.agent.gpio.errors import LineBusy, LineIsInput, LineReleased, from_os
 
 LABEL: Final = "simulated"
 HEADER_PINS: Final = 28
@@ -35,7 +35,7 @@ HISTORY_LIMIT: Final = 4096
 
 @dataclass(slots=True, kw_only=True)
 class Wire:
-    """What there is at one pin, whoever owns it."""
+    """The simulated state of one pin, independent of who has requested it."""
 
     consumer: str | None = None
     direction: Direction = Direction.INPUT
@@ -182,7 +182,7 @@ class SimulatedBoard:
         return SimulatedChip(self)
 
     def drive(self, pin: int, level: int | None) -> None:
-        """The outside drives the wire, or lets go of it."""
+        """Drive the wire from outside, or release it."""
         with self.lock:
             self.wires[pin].outside = level
             self.wires[pin].settle()

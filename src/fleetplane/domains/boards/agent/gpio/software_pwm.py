@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from fleetplane.domains.boards.agent.gpio.port import HIGH, LOW, Line
+from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, Line
 from fleetplane.kernel.errors import FleetplaneError
 
 SOFTWARE_LIMIT_HZ: Final = 1000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from fleetplane.domains.boards.agent.gpio.faults import HardwareOverloaded
-from fleetplane.domains.boards.agent.gpio.port import HIGH, LOW, Line
+from fleetplane.domains.boards.agent.gpio.chip import HIGH, LOW, Line
+from fleetplane.domains.boards.agent.gpio.errors import HardwareOverloaded
 from fleetplane.domains.boards.agent.gpio.software_pwm import (
     SOFTWARE_LIMIT_HZ,
     SOFTWARE_PINS_LIMIT,
@@ -65,7 +65,7 @@ class Waveforms:
         self._software_pins.add(pin)
 
     def hold_level(self, pin: int, level: int) -> None:
-        """Of a pin that the block drives: all of the cycle, or none of it."""
+        """Hold a level on a pin that the PWM block drives: a duty cycle of 0 or 100 percent."""
         assert self._hardware is not None
         self._hardware.start(pin, frequency_hz=LEVEL_HZ, duty_percent=100 if level else 0)
 

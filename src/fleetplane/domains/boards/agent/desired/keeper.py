@@ -1,0 +1,231 @@
+"""Bringing this board to what its server wants of it, and keeping it there, with or without the server.
+
+What the server sends is checked whole, kept on disk, and then brought about: programs that are no longer
+wanted are ended, others started; pins are driven, others released. It is in place once every program has
+been up for some seconds and every pin is driven; a program that ends later is started again, and the server
+is told. What is refused changes nothing: what was in place stays so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+
+from fleetplane.domains.boards.agent.audit import AuditTrail
+from fleetplane.domains.boards.agent.commands.rules import CommandPolicy
+from fleetplane.domains.boards.agent.desired import document
+from fleetplane.domains.boards.agent.desired.document import Desired, KeptJob
+from fleetplane.domains.boards.agent.desired.supervision import SupervisedProgram
+from fleetplane.domains.boards.agent.gpio.chip import Direction
+from fleetplane.domains.boards.agent.membership import IdentityFolder
+from fleetplane.domains.boards.agent.pins import rules as pin_rules
+from fleetplane.domains.boards.agent.pins.pins import Pins
+from fleetplane.domains.boards.agent.pins.rules import Operation, PinCaller, PinPolicy
+from fleetplane.gen.boards import boards_pb2 as pb
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FleetplaneError
+
+PIN_RETRY_SECONDS: Final = 60.0
+"""Between two tries to drive a pin that could not be: somebody else may have reserved it."""
+CALLER: Final = PinCaller(user="desired")
+
+
+class DesiredKeeper:
+    def __init__(
+        self,
+        *,
+        folder: IdentityFolder,
+        pins: Pins,
+        policy: CommandPolicy,
+        pin_policy: PinPolicy,
+        clock: Clock,
+        audit: AuditTrail,
+        clean: Callable[[str], str],
+        log: structlog.typing.FilteringBoundLogger,
+    ) -> None:
+        self._folder = folder
+        self._pins = pins
+        self._policy = policy
+        self._pin_policy = pin_policy
+        self._clock = clock
+        self._audit = audit
+        self._clean = clean
+        self._log = log
+        self._desired = Desired()
+        self._sent = ("", "")
+        """Set and version of what was sent last, taken or refused."""
+        self._in_place = ("", "")
+        self._is_done = False
+        """Whether all of `_desired` was begun."""
+        self._refusal = ""
+        self._pin_problem = ""
+        self._failures = 0
+        """Refusals, and tries to drive pins; those of programs are counted with them."""
+        self._past_failures = 0
+        """Of programs that are not wanted any more."""
+        self._running: dict[str, tuple[SupervisedProgram, asyncio.Task[None]]] = {}
+        self._driven: dict[int, int] = {}
+        self._told = b""
+        self._news: Callable[[], None] = lambda: None
+        self._wake = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<DesiredKeeper {self._desired.set or None} programs={len(self._running)}>"
+
+    def on_news(self, tell: Callable[[], None]) -> None:
+        """Call `tell` when there is something to report at once; it must not block or raise."""
+        self._news = tell
+
+    # What the server says and is told.
+
+    async def take(self, message: pb.DesiredState) -> None:
+        """Take what the server wants, or refuse it; never raises for what is in it."""
+        desired = document.of_message(message)
+        self._sent = desired.set, desired.version
+        try:
+            await asyncio.to_thread(self._checked, desired)
+        except FleetplaneError as error:
+            self._refused(error)
+            return
+        if desired != self._desired:
+            await asyncio.to_thread(self._folder.write, self._folder.desired, document.encoded(desired))
+            self._log.info("programs.taken", set=desired.set, version=desired.version)
+            self._desired, self._in_place, self._is_done = desired, ("", ""), False
+        self._refusal = ""
+        self._wake.set()
+
+    def _checked(self, desired: Desired) -> Mapping[str, KeptJob]:
+        """What to run; raises what speaks against it. Blocking."""
+        found = document.jobs(desired, self._policy)
+        for pin in desired.pins:
+            refusal = pin_rules.pin_refusal(self._pin_policy, Operation.CONFIGURE, pin)
+            if refusal is not None:
+                raise refusal.error
+        return found
+
+    def _refused(self, error: FleetplaneError) -> None:
+        self._refusal = error.message
+        self._failures += 1
+        self._log.warning("programs.refused", set=self._sent[0], version=self._sent[1], error=error.message)
+        self._look()
+
+    def drive_again(self) -> None:
+        """Drive pins once more: they may have been made safe meanwhile."""
+        self._driven.clear()
+        self._wake.set()
+
+    def applied(self) -> pb.AppliedState:
+        """What is reported."""
+        programs = [one for one, _ in self._running.values()]
+        problems = (self._refusal, *(one.problem for one in programs), self._pin_problem)
+        return pb.AppliedState(
+            set=self._in_place[0],
+            version=self._in_place[1],
+            wanted_set=self._sent[0],
+            wanted=self._sent[1],
+            error=next(filter(None, problems), ""),
+            failures=self._failures + self._past_failures + sum(one.failures for one in programs),
+            programs=[
+                pb.AppliedProgram(
+                    name=one.name, running=one.up, exit_code=one.exit_code, restarts=one.restarts
+                )
+                for one in programs
+            ],
+        )
+
+    # Bringing it about.
+
+    async def run(self) -> None:
+        """Until cancelled; then no program is left. Pins are made safe by whoever opened them."""
+        await asyncio.to_thread(self._load)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                self._wake.clear()
+                await self._bring_about(tasks)
+                try:
+                    async with asyncio.timeout(PIN_RETRY_SECONDS if self._pin_problem else None):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+
+    def _load(self) -> None:
+        raw = self._folder.read(self._folder.desired)
+        if raw is None:
+            return
+        try:
+            self._desired = document.decoded(raw)
+        except FleetplaneError as error:
+            self._log.error("programs.unreadable", error=error.message)  # the server sends it again
+            return
+        self._sent = self._desired.set, self._desired.version
+
+    async def _bring_about(self, tasks: asyncio.TaskGroup) -> None:
+        desired = self._desired
+        try:
+            wanted = await asyncio.to_thread(self._checked, desired)
+        except FleetplaneError as error:  # of before a restart, with another configuration
+            self._refused(error)
+            wanted, desired = {}, Desired()
+        for name in [name for name, (one, _) in self._running.items() if wanted.get(name) != one.kept]:
+            await self._end(name)
+        for name, kept in wanted.items():
+            if name not in self._running:
+                self._begin(name, kept, tasks)
+        await self._drive(desired.pins)
+        if desired is self._desired:
+            self._is_done = True
+        self._look()
+
+    def _begin(self, name: str, kept: KeptJob, tasks: asyncio.TaskGroup) -> None:
+        made = SupervisedProgram(
+            name=name,
+            kept=kept,
+            processes=self._policy.processes,
+            memory_bytes=self._policy.memory_bytes,
+            clock=self._clock,
+            audit=self._audit,
+            clean=self._clean,
+            changed=self._look,
+        )
+        self._running[name] = made, tasks.create_task(made.run(), name=f"boards/program/{name}")
+
+    async def _end(self, name: str) -> None:
+        program, task = self._running[name]
+        task.cancel()
+        await asyncio.wait({task})
+        self._past_failures += program.failures
+        del self._running[name]
+
+    async def _drive(self, wanted: Mapping[int, int]) -> None:
+        self._pin_problem = ""
+        for pin in [pin for pin in self._driven if pin not in wanted]:
+            try:
+                await self._pins.release(pin, caller=CALLER)
+                del self._driven[pin]
+            except FleetplaneError as error:
+                self._not_driven(pin, error)
+        for pin, level in wanted.items():
+            if self._driven.get(pin) == level:
+                continue
+            try:
+                await self._pins.configure(pin, direction=Direction.OUTPUT, level=level, caller=CALLER)
+                self._driven[pin] = level
+            except FleetplaneError as error:
+                self._not_driven(pin, error)
+
+    def _not_driven(self, pin: int, error: FleetplaneError) -> None:
+        self._pin_problem = self._pin_problem or f"pin {pin}: {error.message}"
+        self._failures += 1
+
+    def _look(self) -> None:
+        """Whether it is in place by now; tells the server what is new."""
+        is_up = all(one.up for one, _ in self._running.values())
+        if self._is_done and is_up and not self._pin_problem and not self._wake.is_set():
+            self._in_place = self._desired.set, self._desired.version
+        told = self.applied().SerializeToString(deterministic=True)
+        if told != self._told:
+            self._told = told
+            self._news()

@@ -1,0 +1,103 @@
+"""The agent's own latest log entries, in memory: the one log source that every node has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, MutableMapping
+from typing import Any, Final
+
+from fleetplane.domains.boards.agent.logs.entries import AGENT, Entry, Level, Query, clipped
+from fleetplane.kernel.clock import Clock
+
+ENTRIES_LIMIT: Final = 1000
+VALUE_LIMIT: Final = 512
+UNIT: Final = "fleetplane-agent"
+_LEVELS: Final = {
+    "debug": Level.DEBUG,
+    "info": Level.INFO,
+    "warning": Level.WARNING,
+    "error": Level.ERROR,
+    "exception": Level.ERROR,
+    "critical": Level.CRITICAL,
+}
+
+
+class LogRing:
+    """A ring of log entries that is also a structlog processor, placed before the renderer."""
+
+    def __init__(self, clock: Clock, *, run: str, hostname: str = "", limit: int = ENTRIES_LIMIT) -> None:
+        """`run` tells this run of the agent from others: positions are only good within it."""
+        self._clock = clock
+        self._run = run
+        self._hostname = hostname
+        self._kept: deque[Entry] = deque(maxlen=limit)
+        self._count = 0
+        self._arrived = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<LogRing {len(self._kept)} of {self._count}>"
+
+    def __call__(
+        self, _logger: object, name: str, event: MutableMapping[str, Any]
+    ) -> MutableMapping[str, Any]:
+        self.add(name, event)
+        return event
+
+    def add(self, level: str, event: MutableMapping[str, Any]) -> None:
+        self._count += 1
+        message, _ = clipped(str(event.get("event", "")))
+        fields = {
+            str(name): str(value)[:VALUE_LIMIT]
+            for name, value in event.items()
+            if name not in ("event", "level", "timestamp")
+        }
+        self._kept.append(
+            Entry(
+                at_ns=self._clock.now_ns(),
+                message=message,
+                source=AGENT,
+                position=f"{self._run}:{self._count}",
+                level=_LEVELS.get(level, Level.INFO),
+                unit=UNIT,
+                hostname=self._hostname,
+                fields=fields,
+            )
+        )
+        self._arrived.set()
+
+    def after(self, count: int) -> tuple[list[Entry], int]:
+        """What came after the first `count` entries and is still kept, and how many came in all."""
+        new = min(self._count - count, len(self._kept))
+        return (list(self._kept)[-new:] if new > 0 else []), self._count
+
+    async def arrival(self) -> None:
+        self._arrived.clear()
+        await self._arrived.wait()
+
+    def count_in(self, position: str) -> int:
+        run, _, count = position.partition(":")
+        return int(count) if run == self._run and count.isdecimal() and len(count) < 16 else 0
+
+
+class RingReader:
+    def __init__(self, ring: LogRing, query: Query) -> None:
+        self.source = AGENT
+        self._ring = ring
+        self._seen = ring.count_in(query.positions.get(AGENT, ""))
+
+    def __repr__(self) -> str:
+        return f"<RingReader after {self._seen}>"
+
+    async def backlog(self) -> AsyncGenerator[Entry, None]:
+        entries, self._seen = self._ring.after(self._seen)
+        for entry in entries:
+            yield entry
+
+    async def follow(self) -> AsyncGenerator[Entry, None]:
+        while True:
+            entries, self._seen = self._ring.after(self._seen)
+            for entry in entries:
+                yield entry
+            if not self._ring.after(self._seen)[0]:
+                await self._ring.arrival()

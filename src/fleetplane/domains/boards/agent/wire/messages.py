@@ -1,0 +1,151 @@
+"""Commands, logs and health in the documented messages. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Final
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fleetplane.domains.boards.agent.commands.commands import ProgramOutcome
+from fleetplane.domains.boards.agent.commands.rules import Asked
+from fleetplane.domains.boards.agent.health import Health
+from fleetplane.domains.boards.agent.logs import entries as log_entries
+from fleetplane.domains.boards.agent.logs.entries import Entry, Query
+from fleetplane.gen.boards import boards_pb2 as pb
+from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.values.timestamps import timestamp
+
+MOMENT_LIMIT_SECONDS: Final = 253_402_300_800
+"""The year 10000, where a Timestamp ends."""
+
+
+def asked(request: pb.CommandRequest) -> Asked:
+    if request.timeout_seconds < 0:
+        raise InvalidArgument("timeout_seconds is negative", field="timeout_seconds")
+    if request.max_output_bytes < 0:
+        raise InvalidArgument("max_output_bytes is negative", field="max_output_bytes")
+    return Asked(
+        command=request.command,
+        arguments=tuple(request.args),
+        profile=request.profile,
+        timeout_seconds=request.timeout_seconds,
+        working_dir=request.working_dir,
+        environment=dict(request.environment),
+        stdin=request.stdin,
+        max_output_bytes=request.max_output_bytes,
+    )
+
+
+def command_response(outcome: ProgramOutcome) -> pb.CommandResponse:
+    ended = outcome.ended
+    duration = Duration()
+    duration.FromNanoseconds(int(outcome.duration_seconds * 1e9))
+    if ended.timed_out:
+        reason, words = "TIMED_OUT", "it took too long and was ended"
+    elif ended.signal:
+        reason, words = "SIGNALLED", f"it was ended by {_signal_name(ended.signal)}"
+    elif ended.exit_code:
+        reason, words = "EXIT_CODE", f"it ended with code {ended.exit_code}"
+    else:
+        reason, words = "", "done"
+    return pb.CommandResponse(
+        success=not reason,
+        message=words,
+        exit_code=ended.exit_code,
+        stdout=ended.stdout,
+        stderr=ended.stderr,
+        stdout_truncated=ended.stdout_truncated,
+        stderr_truncated=ended.stderr_truncated,
+        started_at=timestamp(outcome.started_at_ns),
+        duration=duration,
+        timed_out=ended.timed_out,
+        signal=ended.signal,
+        reason=reason,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def log_query(request: pb.LogFilter) -> Query:
+    return log_entries.query(
+        min_level=request.min_level,
+        units=tuple(request.units),
+        contains=request.contains,
+        regex=request.regex,
+        since_ns=_moment_ns("since", request.since) if request.HasField("since") else None,
+        until_ns=_moment_ns("until", request.until) if request.HasField("until") else None,
+        tail_lines=request.tail_lines,
+        follow=request.follow,
+        cursor=request.cursor,
+        sources=tuple(request.sources),
+        current_boot_only=request.current_boot_only,
+    )
+
+
+def _moment_ns(field: str, said: Timestamp) -> int:
+    if not 0 <= said.seconds < MOMENT_LIMIT_SECONDS or not 0 <= said.nanos < 1_000_000_000:
+        raise InvalidArgument(f"{field} is no moment after 1970", field=field)
+    return said.seconds * 1_000_000_000 + said.nanos
+
+
+def log_entry(entry: Entry) -> pb.LogEntry:
+    return pb.LogEntry(
+        timestamp=timestamp(entry.at_ns),
+        level=pb.LogEntry.LogLevel.Name(entry.level),
+        message=entry.message,
+        unit=entry.unit,
+        source=entry.source,
+        hostname=entry.hostname,
+        pid=entry.pid,
+        cursor=entry.cursor,
+        fields=entry.fields,
+        dropped=entry.dropped,
+    )
+
+
+def health_status(
+    health: Health,
+    *,
+    now_ns: int,
+    version: str,
+    uptime_seconds: float,
+    gpio_available: bool,
+    capabilities: Sequence[str],
+    node_id: str,
+) -> pb.HealthStatus:
+    return pb.HealthStatus(
+        status=health.status,
+        timestamp=timestamp(now_ns),
+        version=version,
+        uptime=uptime(uptime_seconds),
+        gpio_available=gpio_available,
+        capabilities=capabilities,
+        checks=health_checks(health, now_ns=now_ns),
+        node_id=node_id,
+    )
+
+
+def health_checks(health: Health, *, now_ns: int) -> list[pb.HealthCheckResult]:
+    return [
+        pb.HealthCheckResult(
+            name=check.name, status=check.status, message=check.message, timestamp=timestamp(now_ns)
+        )
+        for check in health.checks
+    ]
+
+
+def uptime(seconds: float) -> str:
+    """As the original programs write durations: `1h2m3s`."""
+    whole = int(seconds)
+    hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
+    if hours:
+        return f"{hours}h{minutes}m{rest}s"
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"

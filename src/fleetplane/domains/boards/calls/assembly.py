@@ -1,0 +1,153 @@
+"""The half of the boards domain that calls boards, put together: pins, commands, logs, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
+
+import structlog
+from prometheus_client.registry import Collector
+
+from fleetplane.domains.boards.ca.kinds import CERTIFICATE_REQUEST
+from fleetplane.domains.boards.ca.requests import CertificateRequests
+from fleetplane.domains.boards.calls.channels import NodeLinks
+from fleetplane.domains.boards.calls.metrics import NodeCollector
+from fleetplane.domains.boards.commands.courier import BoardCommander
+from fleetplane.domains.boards.commands.runs import BOARD_RUN, BoardChannel, BoardRuns
+from fleetplane.domains.boards.core import BoardCore
+from fleetplane.domains.boards.grpc.certificates import CertificateMethods
+from fleetplane.domains.boards.grpc.pins import GpioMethods
+from fleetplane.domains.boards.kinds import BOARD, SCOPE, number_of
+from fleetplane.domains.boards.logs.relay import LogsRelay
+from fleetplane.domains.boards.metrics.history import MetricsHistory
+from fleetplane.domains.boards.pins.client import NodePins
+from fleetplane.domains.boards.pins.controller import GpioController, GpioPolicy
+from fleetplane.domains.boards.pins.driver import Driver
+from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE
+from fleetplane.fleet.runs.metrics import RunCollector
+from fleetplane.fleet.runs.runs import Runs
+from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.reconcile.metrics import ReconcileCollector
+from fleetplane.kernel.watch import EventType
+
+log = structlog.get_logger(__name__)
+
+KINDS = (GPIO_DEVICE, CERTIFICATE_REQUEST, BOARD_RUN)
+ARRIVALS_LIMIT = 65_536
+"""Boards waiting to be given what waited for them; one that finds no room has its commands time out."""
+
+
+class NodeSide:
+    def __init__(self, core: BoardCore, *, gpio_policy: GpioPolicy | None = None) -> None:
+        kernel, options = core.kernel, core.options
+        store, clock = kernel.store, kernel.clock
+        self._core = core
+        self.links = NodeLinks(
+            boards=core.boards,
+            authority=kernel.authority,
+            revocations=kernel.revocations,
+            clock=clock,
+            own_name=options.own_name,
+            plain=options.plain,
+        )
+        self.devices = core.devices
+        self.pins = NodePins(self.links, core.boards, clock)
+        self.driver = Driver(self.devices, self.pins, clock, kernel.telemetry)
+        self.gpio = GpioController(
+            store=store,
+            clock=clock,
+            boards=core.boards,
+            devices=self.devices,
+            pins=self.pins,
+            links=self.links,
+            driver=self.driver,
+            policy=gpio_policy,
+        )
+        self.commander = BoardCommander(
+            store, clock, boards=core.boards, links=self.links, attention=core.kernel.attention
+        )
+        self.runs: BoardRuns = Runs(
+            store,
+            clock,
+            BoardChannel(boards=core.boards, commander=self.commander, clusters=self._cluster_names),
+        )
+        self.logs = LogsRelay(boards=core.boards, links=self.links, clock=clock)
+        self.history = MetricsHistory(kernel.telemetry, boards=core.boards, links=self.links, clock=clock)
+        self.requests = CertificateRequests(
+            store, kernel.authority, core.certificates, domains=options.certificate_domains
+        )
+        self.certificate_methods = CertificateMethods(
+            store=store,
+            authority=kernel.authority,
+            revocations=kernel.revocations,
+            certificates=core.certificates,
+            requests=self.requests,
+            clock=clock,
+        )
+        self._arrived: asyncio.Queue[int] = asyncio.Queue(ARRIVALS_LIMIT)
+        core.controller.on_arrival(self._came)
+
+    def __repr__(self) -> str:
+        return f"<NodeSide {self.links!r} {self.devices!r} {self.commander!r}>"
+
+    def methods(self) -> Iterable[object]:
+        """Parts of the original controller's service."""
+        kernel = self._core.kernel
+        yield GpioMethods(devices=self.devices, driver=self.driver, clock=kernel.clock)
+        yield self.certificate_methods
+
+    @property
+    def collectors(self) -> Sequence[Collector]:
+        return (
+            ReconcileCollector(lambda: (self.gpio.reconciler,)),
+            NodeCollector(self.links, self.logs, self.commander),
+            RunCollector(self.runs, domain="boards"),
+        )
+
+    # Life.
+
+    async def prepare(self) -> None:
+        await self.commander.prepare()
+        await self.runs.prepare()
+
+    async def run(self) -> None:
+        """Until cancelled; then nobody is called any more."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.gpio.run(), name="boards/gpio")
+                tasks.create_task(self.commander.run(), name="boards/commands")
+                tasks.create_task(self.runs.run(), name="boards/runs")
+                tasks.create_task(self._welcome(), name="boards/arrivals")
+                tasks.create_task(self._follow_deletions(), name="boards/deletions")
+        finally:
+            await self.links.close()
+
+    def _came(self, board: int) -> None:
+        """An agent has registered: what was open to the one before it is of no use."""
+        self.links.drop(board)
+        self.gpio.came(board)
+        if not self._arrived.full():
+            self._arrived.put_nowait(board)
+
+    async def _welcome(self) -> None:
+        while True:
+            board = await self._arrived.get()
+            await self._tolerated(self.commander.arrived(board))
+
+    async def _follow_deletions(self) -> None:
+        async with self._core.kernel.store.watch(BOARD, SCOPE) as watch:
+            async for batch in watch:
+                for event in batch.events:
+                    if event.type is EventType.DELETED:
+                        number = number_of(event.resource)
+                        self.links.drop(number)
+                        await self._tolerated(self.commander.removed(number))
+
+    async def _tolerated(self, chore: Awaitable[None]) -> None:
+        try:
+            await chore
+        except FleetplaneError as error:  # the ledger's deadlines see to what is left
+            log.warning("boards.chore_failed", error=error.message)
+
+    def _cluster_names(self) -> dict[int, str]:
+        return {number_of(cluster): cluster.spec.name for cluster in self._core.clusters.all()}

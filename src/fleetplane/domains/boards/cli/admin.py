@@ -1,0 +1,186 @@
+"""`fleetplane boards join-token|approve|credential`: letting boards in, and getting in to boards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.parameters import DURATION
+from fleetplane.domains.boards.cli.boards import PREFIX, board_options, client, cluster_of, number_of, pages
+
+FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+
+# Tokens.
+
+
+@click.group("join-token")
+def join_token() -> None:
+    """Tokens with which boards join: good once, for a short time."""
+
+
+@join_token.command("create")
+@click.option("--name", default="", help="Name that the board must have. Default: any.")
+@click.option("--role", type=click.Choice(["master", "worker"]), help="Role that the board gets.")
+@click.option("--cluster", metavar="CLUSTER", help="Cluster that the board joins.")
+@click.option("--replaces", metavar="BOARD", help="Board whose key was lost and is replaced by the new one.")
+@click.option("--controller", is_flag=True, help="For another server instead of a board; needs --name.")
+@click.option("--ttl", type=DURATION, default=3600.0, show_default="1h", help="Lifetime of the token.")
+@format_option
+@board_options
+def create(
+    name: str,
+    role: str | None,
+    cluster: str | None,
+    replaces: str | None,
+    controller: bool,
+    ttl: float,
+    output: Format,
+    **where: Any,
+) -> None:
+    """Create a token and print it; it is not shown again."""
+    with client(where) as server:
+        body = {
+            "name": name,
+            "role": role,
+            "cluster_id": cluster_of(server, cluster) if cluster is not None else None,
+            "replaces": number_of(server, replaces) if replaces is not None else None,
+            "purpose": "controller" if controller else "board",
+            "ttl_seconds": ttl,
+        }
+        made = server.call("POST", f"{PREFIX}/join-tokens", body=body)
+    if output is not Format.TABLE:
+        emit(output, made, Table(columns=(), rows=(), empty=""))
+        return
+    click.echo(made["token"])
+    words = "" if controller else " On the board:\n  fleetplane agent board join TOKEN --server HOST:9090"
+    click.echo(f"Good once, until {made['expires_at']}.{words}", err=True)
+
+
+@join_token.command("list")
+@format_option
+@board_options
+def list_tokens(output: Format, **where: Any) -> None:
+    """List join tokens, without their text."""
+    with client(where) as server:
+        found = list(pages(server, "/join-tokens"))
+    rows = [
+        [Cell(text=str(one[column] or "")) for column in ("id", "state", "name", "expires_at", "used_by")]
+        for one in found
+    ]
+    columns = ("ID", "STATE", "NAME", "EXPIRES", "USED BY")
+    emit(output, found, Table(columns=columns, rows=rows, empty="no tokens"))
+
+
+@join_token.command("revoke")
+@click.argument("token_id")
+@board_options
+def revoke(token_id: str, **where: Any) -> None:
+    """Revoke a token."""
+    with client(where) as server:
+        server.call("DELETE", f"{PREFIX}/join-tokens/{token_id}")
+
+
+# Approvals.
+
+
+@click.command("approve")
+@click.argument("approval", required=False)
+@click.option("--reject", is_flag=True, help="Reject the key instead.")
+@format_option
+@board_options
+def approve(approval: str | None, reject: bool, output: Format, **where: Any) -> None:
+    """Let a key take a known board's place; without an argument, show which ask to.
+
+    A board that comes back without its certificate may be the same board with a new card, or
+    someone who read its serial number: compare the key with what the board itself shows.
+    """
+    if reject and approval is None:
+        raise click.UsageError("--reject needs the name of a waiting key")
+    with client(where) as server:
+        if approval is not None:
+            body = {"approve": not reject}
+            told = server.call("POST", f"{PREFIX}/approvals/{approval}", body=body)["data"]
+            click.echo(f"{told['name']}: {told['state']}", err=True)
+            return
+        found = list(pages(server, "/approvals"))
+    rows = [
+        [Cell(text=str(one[column])) for column in ("id", "name", "state", "address", "serial_number", "key")]
+        for one in found
+    ]
+    columns = ("ID", "BOARD", "STATE", "FROM", "SERIAL", "KEY")
+    emit(output, found, Table(columns=columns, rows=rows, empty="nobody asks"))
+
+
+# Credentials.
+
+
+@click.group()
+def credential() -> None:
+    """How boards are logged in to over SSH. Kept sealed, and never shown again."""
+
+
+@credential.command("set")
+@click.argument("name", default="default")
+@click.option("--user", default="pi", show_default=True, help="User to log in as.")
+@click.option("--port", type=click.IntRange(1, 65_535), default=22, show_default=True, help="SSH port.")
+@click.option("--key-file", type=FILE, help="File with a private key.")
+@click.option("--password-file", type=FILE, help="A file with a password.")
+@click.option(
+    "--known-hosts",
+    type=FILE,
+    required=True,
+    help="Host keys to accept: a known_hosts file, as `ssh-keyscan` prints it. Verify the keys.",
+)
+@board_options
+def set_credential(
+    name: str,
+    user: str,
+    port: int,
+    key_file: Path | None,
+    password_file: Path | None,
+    known_hosts: Path,
+    **where: Any,
+) -> None:
+    """Store an SSH credential, replacing one of the same name."""
+    if key_file is None and password_file is None:
+        raise click.UsageError("give --key-file or --password-file")
+    body = {
+        "username": user,
+        "port": port,
+        "private_key": _content(key_file),
+        "password": _content(password_file).strip("\r\n"),
+        "known_hosts": _content(known_hosts),
+    }
+    with client(where) as server:
+        server.call("PUT", f"{PREFIX}/credentials/{name}", body=body)
+
+
+def _content(path: Path | None) -> str:
+    try:
+        return path.read_text(encoding="utf-8") if path is not None else ""
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{path} is no text") from error
+
+
+@credential.command("list")
+@format_option
+@board_options
+def list_credentials(output: Format, **where: Any) -> None:
+    """List SSH credentials by name."""
+    with client(where) as server:
+        found = server.call("GET", f"{PREFIX}/credentials")["credentials"]
+    rows = [[Cell(text=one["name"])] for one in found]
+    emit(output, found, Table(columns=("NAME",), rows=rows, empty="no credentials"))
+
+
+@credential.command("delete")
+@click.argument("name")
+@board_options
+def delete_credential(name: str, **where: Any) -> None:
+    """Delete an SSH credential."""
+    with client(where) as server:
+        server.call("DELETE", f"{PREFIX}/credentials/{name}")

@@ -1,0 +1,227 @@
+"""Commands for diagnosis on boards: issued through the outcome ledger, carried by calls to the agents.
+
+Taking a command back ends its call, which makes the agent end the program. A command reaches a board
+at most once. What a board may run at all is decided on the board.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import structlog
+
+from fleetplane.domains.boards.calls.channels import Asked, NodeLinks
+from fleetplane.domains.boards.calls.errors import BoardSilent, BoardUnreachable
+from fleetplane.domains.boards.commands.encoding import (
+    Answer,
+    BoardProgram,
+    answer_of,
+    decoded_order,
+    encoded_order,
+    encoded_result,
+    stored_answer,
+)
+from fleetplane.domains.boards.inventory.boards import Boards, status_of
+from fleetplane.domains.boards.kinds import SCOPE, Silence
+from fleetplane.fleet.streams.call_courier import Answered, CallCourier
+from fleetplane.gen.boards import boards_pb2 as pb
+from fleetplane.kernel.access import Role
+from fleetplane.kernel.attention import Attention
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.commands import Command, CommandLimits, Commands, CommandTarget, State
+from fleetplane.kernel.errors import FleetplaneError, NotFound
+from fleetplane.kernel.store import Store
+
+log = structlog.get_logger(__name__)
+
+CHANNEL: Final = "boards"
+VERB: Final = "execute"
+PER_BOARD: Final = 2
+"""As many as an agent runs at once."""
+AT_ONCE: Final = 256
+"""Calls in all; a command to thousands of boards goes out in waves."""
+GRACE_SECONDS: Final = 10.0
+"""Beyond a command's own time: to end it, and for the answer's way back."""
+REACH_SECONDS: Final = 5.0
+"""For the connection, before anything is sent."""
+PATIENCE_SECONDS: Final = 60.0
+"""For it, if the command may wait: a board that has just registered may not listen yet."""
+ANSWERS_LIMIT_BYTES: Final = 32 * 1024 * 1024
+"""Of whole outputs that are kept in memory; the oldest go first, and what the ledger keeps remains."""
+
+
+ORIGINAL_AGENT: Final = (
+    "the board runs an original agent, which cannot run programs: install `fleetplane agent board` on it"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardOutcome:
+    """What a command came to on one board."""
+
+    board: int
+    state: State
+    detail: str
+    answer: Answer | None = None
+
+
+class BoardCommander:
+    """Issues commands to boards through the ledger, and delivers them by calling each board."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        boards: Boards,
+        links: NodeLinks,
+        attention: Attention | None = None,
+    ) -> None:
+        self._clock = clock
+        self._attention = attention
+        self._boards = boards
+        self._links = links
+        self._answers: OrderedDict[tuple[str, str], Answer] = OrderedDict()
+        self._answers_bytes = 0
+        self.courier = CallCourier(
+            channel=CHANNEL, per_target=PER_BOARD, at_once=AT_ONCE, is_present=self._is_there, call=self._call
+        )
+        self.ledger = Commands(store, clock, channel=CHANNEL, courier=self.courier, limits=CommandLimits())
+
+    def __repr__(self) -> str:
+        return f"<Commander {self.ledger!r} {self.courier!r}>"
+
+    # For whoever wants something run.
+
+    async def execute(
+        self, order: BoardProgram, boards: Sequence[int], *, asked: Asked, wait_seconds: float = 0.0
+    ) -> Command:
+        """Have it run on all of these; what came of it is found in the ledger, by watching or `outcomes`.
+
+        Boards that are away have `wait_seconds` to come back; without, the command is undeliverable there.
+        """
+        order = order.checked()
+        for number in boards:
+            self._boards.require(number, field="boards")
+        patience = PATIENCE_SECONDS if wait_seconds > 0 else REACH_SECONDS
+        command = await self.ledger.issue(
+            SCOPE,
+            VERB,
+            [str(number) for number in boards],
+            actor=asked.actor,
+            payload=encoded_order(order, str(asked.role)),
+            wait=wait_seconds > 0,
+            deliver_within_seconds=wait_seconds or GRACE_SECONDS + order.timeout_seconds,
+            run_for_seconds=patience + order.timeout_seconds + GRACE_SECONDS,
+            repeatable=False,
+        )
+        log.info("boards.command", command=command.name, actor=asked.actor, boards=len(boards))
+        return command
+
+    async def cancel(self, command: str, *, actor: str) -> Command:
+        """Take it back wherever it has no outcome yet; what runs is ended."""
+        return await self.ledger.cancel(SCOPE, command, actor=actor)
+
+    async def finished(self, command: Command) -> list[BoardOutcome]:
+        """Wait until every board has its outcome."""
+        return self.outcomes(await self.ledger.finished(command))
+
+    def outcomes(self, command: Command) -> list[BoardOutcome]:
+        """As they stand, by board."""
+        found = [self.outcome(target) for target in self.ledger.targets(command)]
+        return sorted(found, key=lambda outcome: outcome.board)
+
+    def outcome(self, target: CommandTarget) -> BoardOutcome:
+        """What is known of one board; its whole output, while that is in memory."""
+        assert target.status is not None
+        status = target.status
+        answer = self._answers.get((target.spec.target, target.spec.command))
+        return BoardOutcome(
+            board=int(target.spec.target),
+            state=status.state,
+            detail=status.detail,
+            answer=answer or stored_answer(status.result),
+        )
+
+    # For the courier.
+
+    def _is_there(self, target: str) -> bool:
+        board = self._boards.get(int(target))
+        if board is None:
+            return False
+        status = status_of(board)
+        if status.speaks_original:
+            return True  # it takes none, and says so at once: that it is away would not be why
+        return status.silence is Silence.NONE and self._links.is_callable(board)
+
+    # Carrying.
+
+    async def prepare(self) -> None:
+        """What an earlier run left under way: nobody will answer for it any more."""
+        self.ledger.recover()
+        await self.ledger.all_lost()
+
+    async def run(self) -> None:
+        """Until cancelled; what is under way then is ended on the boards as well."""
+        await self.courier.run(self.ledger, self._clock, self._attention)
+
+    async def arrived(self, board: int) -> None:
+        """Send what waited for it."""
+        await self.ledger.arrived(str(board))
+
+    async def removed(self, board: int) -> None:
+        await self.ledger.removed(str(board))
+
+    async def _call(self, target: str, command: Command) -> Answered | None:
+        try:
+            order, role = decoded_order(command.spec.payload)
+        except msgspec.MsgspecError as error:
+            log.error("boards.command_unusable", command=command.name, error=str(error))
+            return Answered(state=State.FAILED, detail="the command cannot be read")
+        asked = Asked(actor=command.spec.actor, role=Role(role))
+        patience = PATIENCE_SECONDS if command.spec.wait else REACH_SECONDS
+        request = order.request(request_id=command.name)
+        try:
+            if status_of(self._boards.require(int(target))).speaks_original:
+                return Answered(state=State.FAILED, detail=ORIGINAL_AGENT)
+            await self._reach(int(target), patience)
+            said = await self._links.call(
+                int(target),
+                lambda link: link.node.ExecuteCommand,
+                request,
+                pb.CommandResponse,
+                asked=asked,
+                seconds=order.timeout_seconds + GRACE_SECONDS,
+            )
+        except NotFound:  # the board was deleted meanwhile, and with it this target
+            return None
+        except BoardSilent as error:
+            return Answered(state=State.TIMED_OUT, detail=error.message)
+        except FleetplaneError as error:
+            return Answered(state=State.FAILED, detail=error.message)
+        answer = answer_of(said)
+        self._remember(target, command.name, answer)
+        return Answered(state=answer.state, detail=answer.message, result=encoded_result(answer))
+
+    async def _reach(self, board: int, patience: float) -> None:
+        """Until there is a connection; where the board listens may change meanwhile."""
+        give_up = self._clock.monotonic() + patience
+        while True:
+            try:
+                await self._links.reach(board, seconds=min(REACH_SECONDS, patience))
+            except BoardUnreachable:
+                if self._clock.monotonic() >= give_up:
+                    raise
+            else:
+                return
+
+    def _remember(self, target: str, command: str, answer: Answer) -> None:
+        self._answers[target, command] = answer
+        self._answers_bytes += answer.size
+        while self._answers_bytes > ANSWERS_LIMIT_BYTES:
+            _, oldest = self._answers.popitem(last=False)
+            self._answers_bytes -= oldest.size

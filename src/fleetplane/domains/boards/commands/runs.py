@@ -1,0 +1,114 @@
+"""The runs of boards: programs on many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import msgspec
+
+from fleetplane.domains.boards.commands.courier import (
+    GRACE_SECONDS,
+    PATIENCE_SECONDS,
+    REACH_SECONDS,
+    VERB,
+    BoardCommander,
+)
+from fleetplane.domains.boards.commands.encoding import TIMEOUT_LIMIT_SECONDS, BoardProgram, encoded_order
+from fleetplane.domains.boards.commands.selection import facts
+from fleetplane.domains.boards.inventory.boards import Boards
+from fleetplane.fleet.runs import records
+from fleetplane.fleet.runs.channel import Issue, RunChannel, RunOrder
+from fleetplane.fleet.runs.records import RunKind, RunSpec, RunStatus
+from fleetplane.fleet.runs.runs import Runs
+from fleetplane.fleet.runs.targets import Candidate, Skipped, Target, choose
+from fleetplane.fleet.selectors import Facts
+from fleetplane.kernel.access import Role
+from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.resources import Kind
+
+
+class BoardRunSpec(RunSpec, frozen=True):
+    """As it is stored: no field may be renamed."""
+
+    target: Target
+    order: BoardProgram
+
+
+BOARD_RUN: RunKind[BoardRunSpec] = Kind("board-run", BoardRunSpec, RunStatus)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCall:
+    """A program, and with which role's rights boards are asked to run it."""
+
+    order: BoardProgram
+    role: Role
+
+
+BoardRun: TypeAlias = records.Run[BoardRunSpec]
+BoardRuns: TypeAlias = Runs[BoardRunSpec, Target, ProgramCall]
+ProgramOrder: TypeAlias = RunOrder[Target, ProgramCall]
+
+
+class BoardChannel(RunChannel[BoardRunSpec, Target, ProgramCall]):
+    domain = "boards"
+    kind = BOARD_RUN
+    nobody = "no board that is meant can be reached"
+
+    def __init__(
+        self, *, boards: Boards, commander: BoardCommander, clusters: Callable[[], Mapping[int, str]]
+    ) -> None:
+        """`clusters` has the names of clusters by number."""
+        self._boards = boards
+        self._commander = commander
+        self._clusters = clusters
+        self.ledger = commander.ledger
+
+    def candidates(self, _scope: str, target: Target) -> tuple[Sequence[Candidate], Sequence[Skipped]]:
+        clusters = self._clusters()
+        numbers: dict[str, str] = {}
+        fleet: dict[str, Callable[[], Facts]] = {}
+        for board in self._boards.all():
+            numbers.setdefault(board.spec.name, board.name)
+            fleet[board.name] = partial(facts, board, clusters)
+        # A number is a number, also where a board is called like another one's.
+        named = tuple(name if name in fleet else numbers.get(name, name) for name in target.names)
+        chosen, missing = choose(msgspec.structs.replace(target, names=named), fleet)
+        return [Candidate(name=name) for name in chosen], missing
+
+    def is_present(self, name: str) -> bool:
+        return self._commander.courier.is_present(name)
+
+    def issue(self, order: ProgramOrder) -> Issue:
+        policy = order.policy
+        if policy.deadline_seconds > TIMEOUT_LIMIT_SECONDS:
+            raise InvalidArgument(
+                f"must be above 0 and at most {TIMEOUT_LIMIT_SECONDS:g} seconds",
+                field="policy.deadline_seconds",
+            )
+        patience = PATIENCE_SECONDS if policy.wait else REACH_SECONDS
+        asked = self._program(order)
+        return Issue(
+            verb=VERB,
+            payload=encoded_order(asked.checked(), str(order.call.role)),
+            run_for_seconds=patience + asked.timeout_seconds + GRACE_SECONDS,
+            repeatable=False,  # a program reaches a board at most once
+        )
+
+    def spec(self, order: ProgramOrder, common: RunSpec) -> BoardRunSpec:
+        return BoardRunSpec(
+            **msgspec.structs.asdict(common),
+            target=order.target,
+            order=_without_secrets(self._program(order)),
+        )
+
+    def _program(self, order: ProgramOrder) -> BoardProgram:
+        return msgspec.structs.replace(order.call.order, timeout_seconds=order.policy.deadline_seconds)
+
+
+def _without_secrets(program: BoardProgram) -> BoardProgram:
+    """What is remembered of a program: not its input nor the values of its variables, often passwords."""
+    return msgspec.structs.replace(program, stdin=b"", environment=dict.fromkeys(program.environment, ""))

@@ -1,0 +1,264 @@
+"""`/ws`: one client, in either dialect. See `events` for what is sent.
+
+A client that came without a token may send one in its first 30 seconds, and gets no event before.
+`web.sockets.conversation` has what every socket has in common.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from fleetplane.domains.boards.access import ADMIN, OPERATOR, READ
+from fleetplane.domains.boards.calls.on_behalf_of import asked_by
+from fleetplane.domains.boards.live.events import BoardEvent, Topic
+from fleetplane.domains.boards.live.feed import EventFeed, Listener
+from fleetplane.domains.boards.logs.relay import LogsRelay
+from fleetplane.domains.boards.rest.common import BoardCaller, BoardGate
+from fleetplane.domains.boards.wire import message_json as wire_json
+from fleetplane.fleet.feeds.mailbox import Mailbox
+from fleetplane.gen.boards import boards_pb2 as pb
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, PermissionDenied, Unauthenticated
+from fleetplane.kernel.values.times import spelled
+from fleetplane.kernel.values.timestamps import timestamp
+from fleetplane.web.rest.gateway import Receive, Send
+from fleetplane.web.sockets.conversation import SENT_AT_ONCE, Conversation, SocketClosed
+from fleetplane.web.sockets.door import RIGHTS_ENDED
+
+PING_SECONDS = 54.0
+LOGS_LIMIT = 4
+"""Logs of boards that one listener follows."""
+LOGS = "logs"
+
+
+class Dialect(StrEnum):
+    EVENTS = "events"
+    """Dotted, as documented."""
+    ENVELOPE = "envelope"
+    """The dialect of known clients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardSocketParts:
+    """What every socket of boards uses."""
+
+    feed: EventFeed
+    logs: LogsRelay
+    gate: BoardGate
+    authenticate: Callable[[str], BoardCaller]
+    clock: Clock
+
+
+class EventsSocket(Conversation[BoardCaller]):
+    """One accepted connection."""
+
+    failure_event = "boards.events_failed"
+    token_seconds = 30.0
+    token_comes_first = False
+    message_limit = 16 * 1024
+
+    def __init__(
+        self, parts: BoardSocketParts, *, dialect: Dialect, token: str | None, receive: Receive, send: Send
+    ) -> None:
+        super().__init__(
+            authenticate=parts.authenticate, clock=parts.clock, receive=receive, send=send, token=token
+        )
+        self._parts = parts
+        self._dialect = dialect
+        # In the documented dialect a client gets every topic; known clients subscribe topic by topic.
+        self._topics: set[Topic] = set(Topic) if dialect is Dialect.EVENTS else set()
+        self._mailbox: Mailbox[BoardEvent] = Mailbox(bell=self.bell)
+        self._followed: dict[int, asyncio.Task[None]] = {}
+        self._pinged_at = parts.clock.monotonic()
+
+    def listening(self) -> AbstractContextManager[object]:
+        return self._parts.feed.joined(Listener(wants=self._wants, mailbox=self._mailbox))
+
+    def _wants(self, topic: Topic) -> bool:
+        return self.token is not None and topic in self._topics
+
+    def check(self, caller: BoardCaller) -> None:
+        if not self._parts.gate.may(caller, READ):
+            raise SocketClosed(RIGHTS_ENDED, "this token may not read boards")
+
+    # Sending.
+
+    async def greet(self) -> None:
+        if self._dialect is Dialect.ENVELOPE:
+            await self.send_text(self._made("pong"))  # known clients wait for it
+
+    async def send_events(self, _caller: BoardCaller) -> bool:
+        if missed := self._mailbox.take_missed():
+            await self.send_text(self._report_of_missed(missed))
+        for _ in range(SENT_AT_ONCE):
+            event = self._mailbox.take()
+            if event is None:
+                return False
+            if self._dialect is Dialect.EVENTS and event.type:
+                await self.send_text(event.dotted)
+            elif self._dialect is Dialect.ENVELOPE and event.kind:
+                await self.send_text(event.enveloped)
+        return True
+
+    async def idle(self) -> None:
+        now = self._clock.monotonic()
+        if self._dialect is Dialect.ENVELOPE and now - self._pinged_at >= PING_SECONDS:
+            self._pinged_at = now
+            await self.send_text(self._made("ping"))
+
+    def _report_of_missed(self, missed: int) -> str:
+        words = f"{missed} messages were dropped: they were not read fast enough"
+        if self._dialect is Dialect.EVENTS:
+            return self._made("events.missed", {"count": missed, "message": words})
+        return self._made("error", {"code": 429, "message": words})
+
+    def _made(self, kind: str, payload: Any = None, request_id: str = "") -> str:
+        name = "data" if self._dialect is Dialect.EVENTS else "payload"
+        body: dict[str, Any] = {"type": kind, "timestamp": spelled(self._clock.now_ns())}
+        if payload is not None:
+            body[name] = payload
+        if request_id:
+            body["request_id"] = request_id
+        return msgspec.json.encode(body).decode()
+
+    # Reading.
+
+    def refusal(self, error: FleetplaneError) -> str:
+        code = {Unauthenticated: 401, PermissionDenied: 403}.get(type(error), 400)
+        return self._made("error", {"code": code, "message": error.message})
+
+    async def act(self, said: dict[str, Any]) -> None:
+        payload = said.get("payload") if said.get("payload") is not None else said.get("data")
+        request_id = said.get("request_id")
+        request_id = request_id[:128] if isinstance(request_id, str) else ""
+        match said.get("type"):
+            case "ping":
+                self.reply(self._made("pong", request_id=request_id))
+            case "pong":
+                pass
+            case "auth":
+                self._introduce(payload, request_id)
+            case "subscribe":
+                self._subscribe(payload)
+            case "unsubscribe":
+                self._unsubscribe(payload)
+            case kind:
+                raise InvalidArgument(f"unknown message type {str(kind)[:64]!r}")
+
+    def _introduce(self, payload: Any, request_id: str) -> None:
+        token = payload.get("token") if isinstance(payload, dict) else None
+        if not isinstance(token, str) or not token:
+            raise InvalidArgument("auth needs a payload with a token")
+        try:
+            caller = self.admitted(token)
+        except SocketClosed as refused:
+            answer = {"success": False, "user_id": None, "role": None, "message": refused.reason}
+            self.reply(self._made("auth", answer, request_id))
+            self.count_error(refused)
+            return
+        self.token = token
+        answer = {"success": True, "user_id": caller.name, "role": _role(caller), "message": "welcome"}
+        self.reply(self._made("auth", answer, request_id))
+
+    def _require_token(self) -> str:
+        if self.token is None:
+            raise Unauthenticated("authentication required")
+        return self.token
+
+    def _subscribe(self, payload: Any) -> None:
+        topic = _topic(payload)
+        token = self._require_token()
+        if topic == LOGS:
+            self._follow(payload, self.admitted(token))
+        else:
+            self._topics.add(_known(topic))
+
+    def _unsubscribe(self, payload: Any) -> None:
+        topic = _topic(payload)
+        if topic != LOGS:
+            self._topics.discard(_known(topic))
+            return
+        task = self._followed.pop(_board(payload), None)
+        if task is not None:
+            task.cancel()
+
+    # Logs.
+
+    def _follow(self, payload: Any, caller: BoardCaller) -> None:
+        board = _board(payload)
+        if board in self._followed and not self._followed[board].done():
+            return
+        self._followed = {number: task for number, task in self._followed.items() if not task.done()}
+        if len(self._followed) >= LOGS_LIMIT:
+            raise InvalidArgument(f"logs of {LOGS_LIMIT} boards are followed already, the most at once")
+        wanted = _filter(payload, now_ns=self._clock.now_ns())
+        self._followed[board] = self.beside(self._relay(board, wanted, caller))
+
+    async def _relay(self, board: int, wanted: pb.LogFilter, caller: BoardCaller) -> None:
+        """Send log entries as fast as the client reads; the board waits, and counts what it cannot keep."""
+        reading = self._parts.logs.read(board, wanted, asked=asked_by(caller.principal))
+        try:
+            async with aclosing(reading) as entries:
+                async for entry in entries:
+                    if entry.message or entry.dropped:
+                        data = {"node_id": board, **wire_json.plain(entry)}
+                        await self.put(self._made("system.log.created", data))
+        except FleetplaneError as error:
+            answer = {"code": error.http_status, "message": f"logs of board {board}: {error.message}"}
+            await self.put(self._made("error", answer))
+
+
+def _topic(payload: Any) -> str:
+    topic = payload.get("topic") if isinstance(payload, dict) else payload
+    if not isinstance(topic, str):
+        raise InvalidArgument("a topic is missing")
+    return topic
+
+
+def _known(topic: str) -> Topic:
+    try:
+        return Topic(topic)
+    except ValueError:
+        known = ", ".join([*Topic, LOGS])
+        raise InvalidArgument(f"unknown topic {topic[:64]!r}; there are {known}") from None
+
+
+def _board(payload: Any) -> int:
+    board = payload.get("node_id") if isinstance(payload, dict) else None
+    if not isinstance(board, int) or isinstance(board, bool) or board < 1:
+        raise InvalidArgument("logs need a node_id")
+    return board
+
+
+def _filter(payload: dict[str, Any], *, now_ns: int) -> pb.LogFilter:
+    """The filter of a board's logs: entries from now on that match."""
+    level = str(payload.get("level") or "").upper()
+    if level and level not in pb.LogEntry.LogLevel.keys():  # noqa: SIM118  # no mapping
+        raise InvalidArgument(f"unknown level {level[:32]!r}")
+    names: dict[str, list[str]] = {}
+    for field in ("sources", "units"):
+        given = payload.get(field) or []
+        if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+            raise InvalidArgument(f"{field} must be a list of texts")
+        names[field] = given
+    return pb.LogFilter(
+        follow=True,
+        since=timestamp(now_ns),
+        min_level=level or None,
+        sources=names["sources"],
+        units=names["units"],
+    )
+
+
+def _role(caller: BoardCaller) -> str:
+    for role, word in ((ADMIN, "admin"), (OPERATOR, "operator")):
+        if role in caller.principal.roles:
+            return word
+    return "viewer"

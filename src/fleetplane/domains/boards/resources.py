@@ -1,0 +1,443 @@
+"""Boards, clusters, pins, users and runs as objects of the resource API. Pure.
+
+Everything of boards lies in one tenant; a board of a cluster lies in the cluster's scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from fleetplane.domains.boards import access
+from fleetplane.domains.boards.calls.channels import Asked
+from fleetplane.domains.boards.commands.encoding import BoardProgram
+from fleetplane.domains.boards.commands.runs import BOARD_RUN, ProgramCall
+from fleetplane.domains.boards.kinds import (
+    BOARD,
+    CLUSTER,
+    SCOPE,
+    Board,
+    BoardState,
+    BoardStatus,
+    Cluster,
+    ClusterStatus,
+    board_scope,
+)
+from fleetplane.domains.boards.logs import observed as telemetry
+from fleetplane.domains.boards.pins.kinds import (
+    GPIO_DEVICE,
+    Device,
+    DeviceType,
+    Direction,
+    GpioConfig,
+    GpioStatus,
+    Pull,
+)
+from fleetplane.domains.boards.users import PERSON, Person
+from fleetplane.fleet.resources import scopes
+from fleetplane.fleet.resources.acting import freeze_actions
+from fleetplane.fleet.resources.common import AccountSpecView, AccountStatusView, account_resource
+from fleetplane.fleet.resources.declaration import (
+    READING,
+    Action,
+    ActionCall,
+    Begun,
+    Column,
+    PublicResource,
+    Reading,
+    Related,
+    Secret,
+    Shape,
+    Verb,
+    View,
+)
+from fleetplane.fleet.resources.mirrors import Mirror
+from fleetplane.fleet.runs import targets
+from fleetplane.fleet.runs.channel import RunOrder
+from fleetplane.fleet.runs.policy import RunPolicy
+from fleetplane.fleet.runs.resources import Printed, run_resource
+from fleetplane.fleet.runs.targets import Target
+from fleetplane.kernel.commands import CommandTarget
+from fleetplane.kernel.resources import AnyResource
+from fleetplane.kernel.values import durations
+from fleetplane.kernel.values.times import spelled_or_null
+
+TENANT = scopes.tenant_path(scopes.DEFAULT_TENANT)
+MIRROR = Mirror("Board")
+
+
+def at_tenant(_stored: AnyResource, _reading: Reading) -> str:
+    """What belongs to no cluster lies at the tenant."""
+    return TENANT
+
+
+def cluster_place(cluster_id: int | None, reading: Reading) -> str:
+    """The scope of a cluster's boards; the tenant's for those of none."""
+    found = reading.get(CLUSTER, SCOPE, str(cluster_id)) if cluster_id is not None else None
+    return TENANT if found is None else scopes.below(TENANT, "clusters", found.spec.name)
+
+
+# Boards.
+
+
+class BoardSpecView(Shape, frozen=True):
+    role: str
+    cluster: str | None
+    """The name of its cluster."""
+    address: str
+    """As reported by the board or entered by a person."""
+    mac_address: str
+    serial_number: str
+
+
+class BoardStatusView(Shape, frozen=True):
+    number: int
+    """By which the documented API knows it."""
+    state: str
+    since: str | None
+    last_seen_at: str | None
+    """As of the last change of state."""
+    registered_at: str | None
+    architecture: str
+    model: str
+    cpu_cores: int
+    memory_bytes: int
+    os_version: str
+    kernel_version: str
+    agent_version: str
+    capabilities: Sequence[str]
+    certificate_expires_at: str | None
+
+
+def board_view(board: Board, reading: Reading) -> View[BoardSpecView, BoardStatusView]:
+    """What is shown of a board: no keys."""
+    spec, status = board.spec, board.status or BoardStatus(state=BoardState.DISCOVERED)
+    found = reading.get(CLUSTER, SCOPE, str(spec.cluster_id)) if spec.cluster_id is not None else None
+    return View(
+        spec=BoardSpecView(
+            role=spec.role,
+            cluster=None if found is None else found.spec.name,
+            address=spec.ip_address,
+            mac_address=spec.mac_address,
+            serial_number=spec.serial_number,
+        ),
+        status=BoardStatusView(
+            number=int(board.name),
+            state=status.state,
+            since=spelled_or_null(status.state_changed_at_ns or None),
+            last_seen_at=spelled_or_null(status.last_seen_at_ns),
+            registered_at=spelled_or_null(status.registered_at_ns),
+            architecture=spec.architecture,
+            model=spec.model,
+            cpu_cores=spec.cpu_cores,
+            memory_bytes=spec.memory_bytes,
+            os_version=spec.os_version,
+            kernel_version=spec.kernel_version,
+            agent_version=status.agent_version,
+            capabilities=status.capabilities,
+            certificate_expires_at=spelled_or_null(status.certificate_expires_at_ns),
+        ),
+    )
+
+
+class ProgramBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename="camel"):
+    command: str
+    args: list[str] = msgspec.field(default_factory=list)
+    deadline: str = "60s"
+
+
+async def _run(call: ActionCall) -> Begun | None:
+    body: ProgramBody = call.body
+    order = RunOrder(
+        scope=SCOPE,
+        target=Target(names=(call.stored.name,)),
+        call=ProgramCall(
+            order=BoardProgram(command=body.command, args=tuple(body.args)), role=access.OPERATOR
+        ),
+        policy=RunPolicy(deadline_seconds=durations.parse(body.deadline)),
+        actor=call.actor,
+    )
+    run = await call.domain.nodes.runs.start(order)
+    return Begun(resource="runs", name=run.name, scope=TENANT)
+
+
+BOARDS = PublicResource(
+    name="board",
+    plural="boards",
+    short=("b",),
+    summary="A single-board computer with pins",
+    kind=BOARD,
+    spec=BoardSpecView,
+    status=BoardStatusView,
+    view=board_view,
+    place=lambda board, reading: cluster_place(board.spec.cluster_id, reading),
+    moves=True,
+    permission=access.READ,
+    named=lambda board, _reading: board.spec.name,
+    columns=(
+        Column(title="NAME", value=".metadata.name"),
+        Column(title="STATE", value=".status.state"),
+        Column(title="ROLE", value=".spec.role"),
+        Column(title="CLUSTER", value=".spec.cluster"),
+        Column(title="ADDRESS", value=".spec.address"),
+        Column(title="SINCE", value=".status.since", type="age"),
+        Column(title="NUMBER", value=".status.number", type="number", wide=True),
+        Column(title="MODEL", value=".status.model", wide=True),
+        Column(title="AGENT", value=".status.agentVersion", wide=True),
+    ),
+    verbs=READING | {Verb.EXPLAIN, Verb.LOGS, Verb.FIGURES},
+    actions=(
+        Action(
+            name="run",
+            summary="Run a program on it",
+            permission=access.OPERATE,
+            run=_run,
+            body=ProgramBody,
+            takes_time=True,
+        ),
+        *freeze_actions("boards", lambda board: board_scope(int(board.name))),
+    ),
+    relates=(Related(resource="cluster", path=".spec.cluster"),),
+    explain="board",
+    logs=telemetry.logs,
+    figures=telemetry.figures,
+    search=(".metadata.name", ".spec.address", ".spec.serialNumber", ".spec.macAddress"),
+)
+
+
+# Clusters.
+
+
+class ClusterSpecView(Shape, frozen=True, forbid_unknown_fields=True):
+    description: str = ""
+    version: str = ""
+    master_endpoint: str = ""
+
+
+class ClusterStatusView(Shape, frozen=True):
+    number: int
+    state: str
+
+
+def cluster_view(cluster: Cluster, _reading: Reading) -> View[ClusterSpecView, ClusterStatusView]:
+    """What is shown of a cluster."""
+    spec, status = cluster.spec, cluster.status or ClusterStatus()
+    return View(
+        spec=ClusterSpecView(
+            description=spec.description, version=spec.version, master_endpoint=spec.master_endpoint
+        ),
+        status=ClusterStatusView(number=int(cluster.name), state=status.state),
+    )
+
+
+CLUSTERS = PublicResource(
+    name="cluster",
+    plural="clusters",
+    summary="Boards that form a cluster",
+    kind=CLUSTER,
+    spec=ClusterSpecView,
+    status=ClusterStatusView,
+    view=cluster_view,
+    place=at_tenant,
+    permission=access.READ,
+    named=lambda cluster, _reading: cluster.spec.name,
+    columns=(
+        Column(title="NAME", value=".metadata.name"),
+        Column(title="STATE", value=".status.state"),
+        Column(title="VERSION", value=".spec.version"),
+        Column(title="ENDPOINT", value=".spec.masterEndpoint", wide=True),
+    ),
+)
+
+
+# Pins.
+
+
+class PinSpecView(Shape, frozen=True, forbid_unknown_fields=True):
+    board: str = ""
+    """The name of its board, which its own name begins with."""
+    pin: int | None = None
+    """As the processor counts them (BCM); its own name ends with it."""
+    display_name: str = ""
+    """Its name, unless it is called something else."""
+    description: str = ""
+    direction: Direction = Direction.INPUT
+    pull: Pull = Pull.NONE
+    type: DeviceType = DeviceType.DIGITAL
+    enabled: bool = True
+    level: int | None = None
+    """To be driven: 0 or 1, of a waveform its duty cycle in percent. Null leaves the pin alone."""
+    config: MIRROR.shape(GpioConfig) = MIRROR.shown(GpioConfig())  # type: ignore[valid-type]  # made at run time
+
+
+class PinStatusView(Shape, frozen=True):
+    number: int
+    state: str
+    value: float | None
+    """As last read from the board, or written to it."""
+    value_at: str | None
+    applied: bool
+    """Whether the board was brought to the present spec."""
+    reason: str
+    message: str
+    held_by: str | None
+    """Who alone may write now."""
+
+
+def _board_of(device: Device, reading: Reading) -> Board | None:
+    return reading.get(BOARD, SCOPE, str(device.spec.board))
+
+
+def pin_view(device: Device, reading: Reading) -> View[PinSpecView, PinStatusView]:
+    """What is shown of a pin: no id of a lease, with which one could write."""
+    spec, status = device.spec, device.status or GpioStatus()
+    board = _board_of(device, reading)
+    return View(
+        spec=PinSpecView(
+            board=board.spec.name if board is not None else str(spec.board),
+            pin=spec.pin,
+            display_name=spec.name,
+            description=spec.description,
+            direction=spec.direction,
+            pull=spec.pull,
+            type=spec.device_type,
+            enabled=spec.enabled,
+            level=spec.level,
+            config=MIRROR.shown(spec.config),
+        ),
+        status=PinStatusView(
+            number=int(device.name),
+            state=status.state,
+            value=status.value,
+            value_at=spelled_or_null(status.value_at_ns),
+            applied=status.applied_generation >= device.generation,
+            reason=status.reason,
+            message=status.message,
+            held_by=status.lease.holder if status.lease is not None else None,
+        ),
+    )
+
+
+def pin_place(device: Device, reading: Reading) -> str:
+    """Where its board lies."""
+    board = _board_of(device, reading)
+    return cluster_place(board.spec.cluster_id if board is not None else None, reading)
+
+
+def pin_name(device: Device, reading: Reading) -> str:
+    """`board.pin`, which is unique: two boards may have a pin of the same name."""
+    board = _board_of(device, reading)
+    return f"{board.spec.name if board is not None else device.spec.board}.{device.spec.pin}"
+
+
+def _where(shown: Mapping[str, Any]) -> str:
+    return f"{shown['spec']['board']}:{shown['spec']['pin']}"
+
+
+class PinWriteBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename="camel"):
+    value: int
+
+
+async def _write(call: ActionCall) -> Begun | None:
+    await call.domain.nodes.driver.write(
+        int(call.stored.name),
+        call.body.value,
+        holder=call.actor,
+        asked=Asked(actor=call.actor, role=access.OPERATOR),
+    )
+    return None
+
+
+PINS = PublicResource(
+    name="pin",
+    plural="pins",
+    summary="A pin of a board, with what it should be",
+    kind=GPIO_DEVICE,
+    spec=PinSpecView,
+    status=PinStatusView,
+    view=pin_view,
+    place=pin_place,
+    moves=True,
+    permission=access.READ,
+    named=pin_name,
+    shows=lambda device: not device.spec.removing,
+    columns=(
+        Column(title="NAME", value=".metadata.name"),
+        Column(title="DIRECTION", value=".spec.direction"),
+        Column(title="TYPE", value=".spec.type"),
+        Column(title="LEVEL", value=".spec.level", type="number"),
+        Column(title="VALUE", value=".status.value", type="number"),
+        Column(title="STATE", value=".status.state"),
+        Column(title="REASON", value=".status.reason"),
+        Column(title="WHERE", value=_where, wide=True),
+        Column(title="HELD-BY", value=".status.heldBy", wide=True),
+    ),
+    verbs=READING | {Verb.EXPLAIN},
+    actions=(
+        Action(
+            name="write",
+            summary="Drive a level, or the duty cycle of a waveform in percent",
+            permission=access.OPERATE,
+            run=_write,
+            body=PinWriteBody,
+        ),
+    ),
+    relates=(Related(resource="board", path=".spec.board"),),
+    explain="pin",
+    search=(".metadata.name", ".spec.board", ".spec.description"),
+)
+
+
+# People and runs.
+
+
+def person_view(person: Person, _reading: Reading) -> View[AccountSpecView, AccountStatusView]:
+    """What is shown of a user of boards."""
+    spec = person.spec
+    seen_ns = person.status.last_login_at_ns if person.status is not None else None
+    return View(
+        spec=AccountSpecView(
+            domain="boards",
+            email=spec.email,
+            display_name=f"{spec.first_name} {spec.last_name}".strip(),
+            roles=(f"boards.{spec.role}",),
+            active=spec.is_active,
+            password=Secret(set=True),
+        ),
+        status=AccountStatusView(last_login_at=spelled_or_null(seen_ns)),
+    )
+
+
+ACCOUNTS = account_resource(
+    PERSON,
+    view=person_view,
+    named=lambda person, _reading: person.spec.username,
+    shows=lambda person: not person.spec.is_adopted,
+)
+
+
+def _printed(domain: Any, target: CommandTarget) -> Printed:
+    outcome = domain.nodes.commander.outcome(target)
+    if outcome.answer is None:
+        return Printed(message=outcome.detail)
+    return Printed(
+        stdout=outcome.answer.stdout.decode("utf-8", "replace"),
+        stderr=outcome.answer.stderr.decode("utf-8", "replace"),
+        message=outcome.detail,
+    )
+
+
+RUNS = run_resource(
+    BOARD_RUN,
+    domain="boards",
+    place=at_tenant,
+    read=access.READ,
+    operate=access.OPERATE,
+    command=lambda spec: spec.order.command,
+    target=lambda spec: targets.shown(spec.target),
+    runs=lambda domain: domain.nodes.runs,
+    printed=_printed,
+)
+RESOURCES = (BOARDS, CLUSTERS, PINS, ACCOUNTS, RUNS)

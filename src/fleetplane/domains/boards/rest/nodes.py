@@ -1,0 +1,230 @@
+"""REST: boards, as the wire calls them: nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from fleetplane.domains.boards.access import ADMINISTER, OPERATE, READ
+from fleetplane.domains.boards.inventory.boards import Boards, status_of
+from fleetplane.domains.boards.inventory.deletion import delete_board
+from fleetplane.domains.boards.inventory.last_seen import Presence
+from fleetplane.domains.boards.kinds import Board, BoardRole, BoardState, number_of
+from fleetplane.domains.boards.pins.devices import Devices
+from fleetplane.domains.boards.rest import views
+from fleetplane.domains.boards.rest.common import (
+    CREATED,
+    NO_CONTENT,
+    PAGING,
+    BoardCall,
+    actor,
+    changes,
+    choice,
+    flag,
+    listed,
+    number_in,
+    reference,
+)
+from fleetplane.domains.boards.rest.shapes.inventory import AdoptedNode, NodeData, NodeRows, ShownNode
+from fleetplane.domains.boards.rules import Facts
+from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.identity.revocation import Revocations
+from fleetplane.web.rest.bodies import given
+from fleetplane.web.rest.routes import Answer, Query, Route
+
+_ONE = "/nodes/{id}"
+_TAG = "Nodes"
+
+
+class NodeBody(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    ip_address: str = ""
+    mac_address: str = ""
+    role: BoardRole | None = None
+    cluster_id: int | None = None
+    architecture: str = ""
+    model: str = ""
+    serial_number: str = ""
+    cpu_cores: int = 0
+    memory: int = 0
+
+
+class NodePatch(msgspec.Struct, forbid_unknown_fields=True):
+    """Blank and zero leave things as they are; a `cluster_id` of 0 takes the board out of its cluster."""
+
+    name: str | UnsetType | None = UNSET
+    ip_address: str | UnsetType | None = UNSET
+    mac_address: str | UnsetType | None = UNSET
+    role: BoardRole | UnsetType | None = UNSET
+    status: BoardState | UnsetType | None = UNSET
+    cluster_id: int | UnsetType | None = UNSET
+    architecture: str | UnsetType | None = UNSET
+    model: str | UnsetType | None = UNSET
+    serial_number: str | UnsetType | None = UNSET
+    cpu_cores: int | UnsetType | None = UNSET
+    memory: int | UnsetType | None = UNSET
+    kube_version: str | UnsetType | None = UNSET
+    node_name: str | UnsetType | None = UNSET
+    os_version: str | UnsetType | None = UNSET
+    kernel_version: str | UnsetType | None = UNSET
+
+
+class AdoptBody(msgspec.Struct, forbid_unknown_fields=True):
+    trust_token: str = ""
+    """Some clients send one; who may adopt is known from who asks."""
+    cluster_id: int | None = None
+
+
+class NodeShow:
+    """A board as REST shows it, with what is known only in memory."""
+
+    def __init__(self, presence: Presence, devices: Devices) -> None:
+        self._presence = presence
+        self._devices = devices
+
+    def __call__(self, board: Board, *, with_devices: bool = False) -> ShownNode:
+        seen = self._presence.last_seen_ns(board)
+        if not with_devices:
+            return views.node(board, last_seen_ns=seen)
+        pins = [one for one in self._devices.of_board(number_of(board)) if not one.spec.removing]
+        return views.node(board, last_seen_ns=seen, devices=map(views.gpio_device, pins))
+
+
+class NodeRoutes:
+    def __init__(self, *, boards: Boards, revocations: Revocations, show: NodeShow) -> None:
+        self._boards = boards
+        self._revocations = revocations
+        self._show = show
+
+    def routes(self) -> Sequence[Route]:
+        return (
+            Route(
+                method="GET",
+                path="/nodes",
+                handler=self.list,
+                tag=_TAG,
+                summary="List boards",
+                permission=READ,
+                answer=NodeRows,
+                query=(
+                    Query(name="cluster_id", summary="Only of this cluster", kind="integer", low=1),
+                    Query(name="status", summary="Only in this state", choices=tuple(BoardState)),
+                    Query(name="role", summary="Only with this role", choices=tuple(BoardRole)),
+                    Query(name="name", summary="Only with this name"),
+                    Query(name="label", summary="Only with this label, as key=value", many=True),
+                    Query(name="include_gpio", summary="Include the pins of each board", kind="boolean"),
+                    *PAGING,
+                ),
+            ),
+            Route(
+                method="POST",
+                path="/nodes",
+                handler=self.create,
+                tag=_TAG,
+                permission=OPERATE,
+                summary="Register a board before it joins",
+                body=NodeBody,
+                answer=NodeData,
+                status=CREATED,
+            ),
+            Route(
+                method="GET",
+                path=_ONE,
+                handler=self.show,
+                tag=_TAG,
+                permission=READ,
+                summary="Get a board, with its pins",
+                answer=NodeData,
+            ),
+            Route(
+                method="PUT",
+                path=_ONE,
+                handler=self.change,
+                tag=_TAG,
+                permission=OPERATE,
+                summary="Change a board's record",
+                body=NodePatch,
+                answer=NodeData,
+            ),
+            Route(
+                method="DELETE",
+                path=_ONE,
+                handler=self.delete,
+                tag=_TAG,
+                permission=ADMINISTER,
+                summary="Delete a board and revoke its certificate",
+                status=NO_CONTENT,
+            ),
+            Route(
+                method="POST",
+                path=f"{_ONE}/adopt",
+                handler=self.adopt,
+                tag=_TAG,
+                permission=OPERATE,
+                summary="Mark a discovered board as ready",
+                body=AdoptBody,
+                body_optional=True,
+                answer=AdoptedNode,
+            ),
+        )
+
+    async def list(self, call: BoardCall) -> Answer[NodeRows]:
+        state, role = choice(call, "status", BoardState), choice(call, "role", BoardRole)
+        cluster, name = reference(call, "cluster_id"), call.query.get("name")
+        labels = [_label(text) for text in call.many["label"]]
+        with_devices = flag(call, "include_gpio")
+        found = [
+            board
+            for board in self._boards.all()
+            if state in (None, status_of(board).state)
+            and role in (None, board.spec.role)
+            and cluster in (None, board.spec.cluster_id)
+            and name in (None, board.spec.name)
+            and all(board.labels.get(key) == value for key, value in labels)
+        ]
+        return Answer(
+            content=listed(call, found, lambda one: self._show(one, with_devices=with_devices), NodeRows)
+        )
+
+    async def create(self, call: BoardCall) -> Answer[NodeData]:
+        view = call.answering(lambda made: Answer(content=NodeData(data=self._show(made))))
+        return view(await self._boards.create(_facts(given(call.body)), actor=actor(call)))
+
+    async def show(self, call: BoardCall) -> Answer[NodeData]:
+        board = self._boards.require(number_in(call))
+        return Answer(content=NodeData(data=self._show(board, with_devices=True)))
+
+    async def change(self, call: BoardCall) -> Answer[NodeData]:
+        said = changes(call.body)
+        declared = said.pop("status", None)
+        board = await self._boards.update(number_in(call), _facts(said), actor=actor(call), declared=declared)
+        return Answer(content=NodeData(data=self._show(board)))
+
+    async def delete(self, call: BoardCall) -> Answer[None]:
+        await delete_board(self._boards, self._revocations, number_in(call), actor=actor(call))
+        return Answer(content=None)
+
+    async def adopt(self, call: BoardCall) -> Answer[AdoptedNode]:
+        body: AdoptBody = call.body or AdoptBody()
+        number = number_in(call)
+        state = status_of(self._boards.require(number)).state
+        if state is not BoardState.DISCOVERED:
+            raise InvalidArgument(f"board {number} is {state}, and only discovered ones are adopted")
+        facts = Facts(cluster_id=body.cluster_id)
+        board = await self._boards.declare(number, BoardState.READY, actor=actor(call), facts=facts)
+        return Answer(content=AdoptedNode(data=self._show(board), message=f"{board.spec.name} was adopted"))
+
+
+def _facts(said: dict[str, Any]) -> Facts:
+    memory = said.pop("memory", 0)
+    return Facts(memory_bytes=memory, **said)
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidArgument("must be key=value", field="label")
+    return key, value

@@ -1,0 +1,217 @@
+"""The shapes of what boards measure. Field order is the order on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import UNSET, UnsetType
+
+from fleetplane.domains.boards.rest.shapes.base import Data, Shape
+from fleetplane.web.rest.values import Number
+
+
+class CpuReading(Shape, frozen=True, kw_only=True):
+    usage_percent: Number
+    per_core_usage: Sequence[Number]
+    user_percent: Number
+    system_percent: Number
+    idle_percent: Number
+    iowait_percent: Number
+
+
+class MemoryReading(Shape, frozen=True, kw_only=True):
+    total_bytes: int
+    available_bytes: int
+    used_bytes: int
+    free_bytes: int
+    cached_bytes: int
+    buffers_bytes: int
+    usage_percent: Number
+    swap_total_bytes: int
+    swap_used_bytes: int
+    swap_usage_percent: Number
+
+
+class DiskReading(Shape, frozen=True, kw_only=True):
+    device: str
+    mountpoint: str
+    filesystem: str
+    total_bytes: int
+    used_bytes: int
+    free_bytes: int
+    usage_percent: Number
+    inodes_total: int
+    inodes_used: int
+    inodes_free: int
+    inodes_usage_percent: Number
+
+
+class NetworkReading(Shape, frozen=True, kw_only=True):
+    interface: str
+    bytes_sent: int
+    bytes_recv: int
+    packets_sent: int
+    packets_recv: int
+    err_in: int
+    err_out: int
+    drop_in: int
+    drop_out: int
+
+
+class ThermalZone(Shape, frozen=True, kw_only=True):
+    name: str
+    temperature_celsius: Number
+    critical_temp: Number
+    status: str
+
+
+class ThermalReading(Shape, frozen=True, kw_only=True):
+    zones: Sequence[ThermalZone]
+
+
+class LoadReading(Shape, frozen=True, kw_only=True):
+    load1: Number
+    load5: Number
+    load15: Number
+
+
+class ProcessReading(Shape, frozen=True, kw_only=True):
+    total: int
+    running: int
+    sleeping: int
+    stopped: int
+    zombie: int
+
+
+class PowerReading(Shape, frozen=True, kw_only=True):
+    """What the firmware says of power and heat: now, and since boot."""
+
+    under_voltage_now: bool
+    frequency_capped_now: bool
+    throttled_now: bool
+    soft_temp_limit_now: bool
+    under_voltage_seen: bool
+    frequency_capped_seen: bool
+    throttled_seen: bool
+    soft_temp_limit_seen: bool
+    raw: int
+
+
+class MeasuredGroups(Shape, frozen=True, kw_only=True):
+    """What every agent measures; a group that was not measured is null."""
+
+    cpu: CpuReading | None
+    memory: MemoryReading | None
+    disks: Sequence[DiskReading]
+    network: Sequence[NetworkReading]
+    thermal: ThermalReading | None
+    load: LoadReading | None
+    processes: ProcessReading | None
+    cpu_usage: Number | UnsetType = UNSET
+    memory_usage: Number | UnsetType = UNSET
+    temperature: Number | UnsetType = UNSET
+    disk_usage: Number | UnsetType = UNSET
+
+
+class SystemReading(MeasuredGroups, frozen=True, kw_only=True):
+    """What a board measures this moment. Agents of the first generation say nothing about `power`,
+    `uptime_seconds` and `unavailable`."""
+
+    timestamp: str | None
+    power: PowerReading | UnsetType | None = UNSET
+    uptime_seconds: int | UnsetType = UNSET
+    unavailable: Sequence[str] | UnsetType = UNSET
+    node_id: int
+    hostname: str
+
+
+class OriginalReading(MeasuredGroups, frozen=True, kw_only=True):
+    """A reading of a first-generation agent, with its fields in the order that clients know."""
+
+    node_id: int
+    hostname: str
+    timestamp: str
+
+
+class SystemData(Data[SystemReading], frozen=True, kw_only=True):
+    """What a board measures this moment."""
+
+
+class OriginalData(Data[OriginalReading], frozen=True, kw_only=True):
+    """What a board with an agent of the first generation measures this moment."""
+
+
+class CheckResult(Shape, frozen=True, kw_only=True):
+    name: str
+    status: str
+    message: str
+    timestamp: str | None
+
+
+class AgentHealth(Shape, frozen=True, kw_only=True):
+    status: str
+    timestamp: str | None
+    version: str
+    uptime: str
+    gpio_available: bool
+    capabilities: Sequence[str]
+    checks: Sequence[CheckResult]
+    node_id: int
+
+
+class AgentHealthData(Data[AgentHealth], frozen=True, kw_only=True):
+    """The health that a board's agent reports."""
+
+
+# Over time.
+
+
+class LatestValue(Shape, frozen=True, kw_only=True):
+    value: Number
+    timestamp: str
+
+
+class LatestValues(Shape, frozen=True, kw_only=True):
+    """By series; one that was not measured lately is absent."""
+
+    cpu_usage: LatestValue | UnsetType = UNSET
+    memory_usage: LatestValue | UnsetType = UNSET
+    temperature: LatestValue | UnsetType = UNSET
+    disk_usage: LatestValue | UnsetType = UNSET
+
+
+class SeriesPoint(Shape, frozen=True, kw_only=True):
+    timestamp: str
+    average: float
+    min: float
+    max: float
+    count: int
+
+
+class NodeMetrics(Shape, frozen=True, kw_only=True):
+    """`data` if no series was asked for, else the rest."""
+
+    node_id: int
+    data: LatestValues | UnsetType = UNSET
+    series: str | UnsetType = UNSET
+    step_seconds: float | UnsetType = UNSET
+    points: Sequence[SeriesPoint] | UnsetType = UNSET
+    count: int | UnsetType = UNSET
+
+
+class NodeLatest(Shape, frozen=True, kw_only=True):
+    """The latest values of one board."""
+
+    node_id: int
+    cpu_usage: LatestValue | UnsetType = UNSET
+    memory_usage: LatestValue | UnsetType = UNSET
+    temperature: LatestValue | UnsetType = UNSET
+    disk_usage: LatestValue | UnsetType = UNSET
+
+
+class FleetMetrics(Shape, frozen=True, kw_only=True):
+    data: Sequence[NodeLatest]
+    series: Sequence[str]
+    total: int
+    limit: int
+    offset: int

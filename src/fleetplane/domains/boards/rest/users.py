@@ -1,0 +1,269 @@
+"""REST: logging in, and who may."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict
+
+from fleetplane.domains.boards.access import ADMINISTER
+from fleetplane.domains.boards.kinds import SCOPE
+from fleetplane.domains.boards.logins import ACCESS_SECONDS, BoardLogins
+from fleetplane.domains.boards.rest.common import (
+    CREATED,
+    NO_CONTENT,
+    PAGING,
+    BoardCall,
+    actor,
+    changes,
+    listed,
+    number_in,
+)
+from fleetplane.domains.boards.rest.shapes.base import Message
+from fleetplane.domains.boards.rest.shapes.people import (
+    AccessToken,
+    MadeUser,
+    OpenedLogin,
+    Profile,
+    ShownUser,
+    UserRows,
+)
+from fleetplane.domains.boards.users import FAMILY, People, Person, PersonSpec, principal_of
+from fleetplane.fleet.people.account_kind import subject_of
+from fleetplane.fleet.people.door import Door
+from fleetplane.kernel.access import covers
+from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.values.times import spelled, spelled_or_null
+from fleetplane.web.rest.bodies import given
+from fleetplane.web.rest.routes import Answer, Route
+
+_ONE = "/users/{id}"
+_AUTH, _USERS = "Login", "Users"
+BEARER = "Bearer"
+
+
+class LoginBody(msgspec.Struct, forbid_unknown_fields=True):
+    password: str
+    username: str = ""
+    email: str = ""
+
+
+class RefreshBody(msgspec.Struct, forbid_unknown_fields=True):
+    refresh_token: str
+
+
+class PersonBody(msgspec.Struct, forbid_unknown_fields=True):
+    username: str
+    password: str
+    email: str = ""
+    first_name: str = ""
+    last_name: str = ""
+    role: str = "viewer"
+
+
+class PersonPatch(msgspec.Struct, forbid_unknown_fields=True):
+    username: str | UnsetType | None = UNSET
+    email: str | UnsetType | None = UNSET
+    first_name: str | UnsetType | None = UNSET
+    last_name: str | UnsetType | None = UNSET
+    role: str | UnsetType | None = UNSET
+    is_active: bool | UnsetType | None = UNSET
+    password: str | UnsetType | None = UNSET
+
+
+class PeopleRoutes:
+    def __init__(self, *, people: People, logins: BoardLogins, door: Door) -> None:
+        self._door = door
+        self._people = people
+        self._logins = logins
+
+    def routes(self) -> Sequence[Route]:
+        return (*self._login_routes(), *self._user_routes())
+
+    def _login_routes(self) -> Sequence[Route]:
+        return (
+            Route(
+                method="POST",
+                path="/auth/login",
+                handler=self.login,
+                tag=_AUTH,
+                public=True,
+                summary="Log in with a name or an e-mail address",
+                body=LoginBody,
+                answer=OpenedLogin,
+            ),
+            Route(
+                method="POST",
+                path="/auth/refresh",
+                handler=self.refresh,
+                tag=_AUTH,
+                public=True,
+                summary="Get a new access token for a refresh token",
+                body=RefreshBody,
+                answer=AccessToken,
+            ),
+            Route(
+                method="POST",
+                path="/auth/register",
+                handler=self.create,
+                tag=_AUTH,
+                permission=ADMINISTER,
+                summary="Create a user; administrators only",
+                body=PersonBody,
+                answer=MadeUser,
+                status=CREATED,
+            ),
+            Route(
+                method="GET",
+                path="/auth/profile",
+                handler=self.profile,
+                tag=_AUTH,
+                summary="Get the caller of this token",
+                answer=Profile,
+            ),
+            Route(
+                method="POST",
+                path="/auth/logout",
+                handler=self.logout,
+                tag=_AUTH,
+                summary="Close this login and revoke its tokens",
+                answer=Message,
+                recheck=_nothing_more,
+            ),
+        )
+
+    def _user_routes(self) -> Sequence[Route]:
+        return (
+            Route(
+                method="GET",
+                path="/users",
+                handler=self.list,
+                tag=_USERS,
+                summary="List users",
+                permission=ADMINISTER,
+                answer=UserRows,
+                query=PAGING,
+            ),
+            Route(
+                method="PUT",
+                path=_ONE,
+                handler=self.change,
+                tag=_USERS,
+                permission=ADMINISTER,
+                summary="Change a user; a new password closes every login",
+                body=PersonPatch,
+                answer=ShownUser,
+            ),
+            Route(
+                method="DELETE",
+                path=_ONE,
+                handler=self.delete,
+                tag=_USERS,
+                permission=ADMINISTER,
+                summary="Delete a user",
+                status=NO_CONTENT,
+            ),
+        )
+
+    # Logging in and out.
+
+    async def login(self, call: BoardCall) -> Answer[OpenedLogin]:
+        body: LoginBody = call.body
+        found = await self._people.authenticate(
+            body.username or body.email, body.password, address=call.address
+        )
+        by = principal_of(found.account)
+        pair = await self._logins.open(found.account, actor=by, still_good=found.still_good)
+        person = await self._people.record_login(found.account.name, actor=by)
+        return Answer(
+            content=OpenedLogin(
+                **asdict(_token(pair.access)), refresh_token=pair.refresh, user=_shown(person)
+            )
+        )
+
+    async def refresh(self, call: BoardCall) -> Answer[AccessToken]:
+        body: RefreshBody = call.body
+        pair = await self._logins.refresh(body.refresh_token, actor="system/boards")
+        return Answer(content=_token(pair.access))
+
+    async def logout(self, call: BoardCall) -> Answer[Message]:
+        caller = call.caller
+        if not caller.user:
+            raise InvalidArgument("this is not a login's token; the owner of the server can revoke it")
+        await self._logins.close(caller.user, only=caller.login, actor=caller.name)
+        return Answer(content=Message(message="logged out"))
+
+    async def profile(self, call: BoardCall) -> Answer[Profile]:
+        caller = call.caller
+        person = self._people.find(caller.user) if caller.user else None
+        if person is not None:
+            return Answer(content=Profile(**asdict(_shown(person))))
+        inside = covers(caller.principal.scope, SCOPE)
+        roles = sorted(caller.principal.roles) if inside else []
+        return Answer(content=Profile(id=None, username=caller.name, roles=roles, is_active=True))
+
+    # Users.
+
+    async def create(self, call: BoardCall) -> Answer[MadeUser]:
+        body: PersonBody = call.body
+        said = given(body)
+        password = said.pop("password")
+
+        def view(made: Person) -> Answer[MadeUser]:
+            words = f"user {made.spec.username} was made"
+            return Answer(content=MadeUser(message=words, user=_shown(made)))
+
+        return call.answering(view)(
+            await self._people.create(PersonSpec(**said), password, actor=actor(call))
+        )
+
+    async def list(self, call: BoardCall) -> Answer[UserRows]:
+        return Answer(content=listed(call, self._people.all(), _shown, UserRows))
+
+    async def change(self, call: BoardCall) -> Answer[ShownUser]:
+        said = changes(call.body)
+        password = said.pop("password", None)
+        name = str(number_in(call))
+        if password is not None:
+            self._door.check_above(call.headers.credential, self._subject(name), family=FAMILY)
+        person = await self._people.change(
+            name, said, password=password, whole=self._is_whole(call, name), actor=actor(call)
+        )
+        return Answer(content=_shown(person))
+
+    async def delete(self, call: BoardCall) -> Answer[None]:
+        name = str(number_in(call))
+        await self._people.delete(name, whole=self._is_whole(call, name), actor=actor(call))
+        return Answer(content=None)
+
+    def _subject(self, name: str) -> str:
+        return subject_of(self._people.account_of(name).name)
+
+    def _is_whole(self, call: BoardCall, name: str) -> bool:
+        """Whether the caller may decide about all that a person is, and not only about the user."""
+        return self._door.is_above(call.headers.credential, self._subject(name), family=FAMILY)
+
+
+def _token(access: str) -> AccessToken:
+    return AccessToken(access_token=access, token_type=BEARER, expires_in=ACCESS_SECONDS)
+
+
+def _shown(person: Person) -> ShownUser:
+    spec, status = person.spec, person.status
+    return ShownUser(
+        id=int(person.name),
+        username=spec.username,
+        email=spec.email,
+        role=spec.role,
+        first_name=spec.first_name,
+        last_name=spec.last_name,
+        is_active=spec.is_active,
+        last_login=spelled_or_null(status.last_login_at_ns if status is not None else None),
+        created_at=spelled(person.created_at_ns),
+    )
+
+
+def _nothing_more(_call: object) -> None:
+    """Logging out says nothing that the one who did it may not hear again."""

@@ -1,0 +1,231 @@
+"""The boards domain: its kinds, methods, services and controllers, in one place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+
+from prometheus_client.registry import Collector
+
+from fleetplane.domains.blueprint import Blueprint, Kernel, Service
+from fleetplane.domains.boards import access
+from fleetplane.domains.boards.access import CONTROL_PLANE, LISTENER, PI_CONTROLLER, PLAIN_LISTENER
+from fleetplane.domains.boards.calls import assembly as node_side
+from fleetplane.domains.boards.calls.assembly import NodeSide
+from fleetplane.domains.boards.core import BoardCore, BoardOptions
+from fleetplane.domains.boards.desired import WRITERS
+from fleetplane.domains.boards.explain import BoardExplainer, BoardReaders, PinExplainer
+from fleetplane.domains.boards.grpc.clusters import ClusterMethods
+from fleetplane.domains.boards.grpc.control_plane import ControlService
+from fleetplane.domains.boards.grpc.nodes import NodeMethods
+from fleetplane.domains.boards.grpc.pi_controller import PiControllerService
+from fleetplane.domains.boards.grpc.system import SystemMethods
+from fleetplane.domains.boards.inventory.sync import Synchronisation
+from fleetplane.domains.boards.joining.credentials import Doorkeeper, plain
+from fleetplane.domains.boards.kinds import KINDS
+from fleetplane.domains.boards.metrics.original_metrics import OriginalMetrics
+from fleetplane.domains.boards.metrics.writer import BoardRecords
+from fleetplane.domains.boards.ports import Discard, MetricsIntake, Provisioner
+from fleetplane.domains.boards.provisioning import assembly as provisioning_side
+from fleetplane.domains.boards.provisioning.assembly import ProvisioningSide
+from fleetplane.domains.boards.provisioning.preflight import Places
+from fleetplane.domains.boards.releases import AUDIENCE
+from fleetplane.domains.boards.resources import RESOURCES
+from fleetplane.domains.boards.rest import assembly as rest_side
+from fleetplane.domains.boards.rest.assembly import RestSide
+from fleetplane.domains.boards.rollout import BoardPrograms
+from fleetplane.domains.boards.sets.kinds import KINDS as SET_KINDS
+from fleetplane.domains.boards.sets.resources import BOARD_SETS, SET_WRITERS
+from fleetplane.fleet.explain import ExplainedKind, Explainer
+from fleetplane.fleet.freeze import Freezable
+from fleetplane.fleet.people.account_kind import ACCOUNT
+from fleetplane.fleet.plans.declaring import with_writing
+from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
+from fleetplane.kernel.reconcile.metrics import ReconcileCollector
+from fleetplane.kernel.sessions.metrics import SessionCollector
+from fleetplane.kernel.sessions.sessions import STOPPING
+from fleetplane.rpc import Authentication, Authenticator
+from fleetplane.web.ops import Mount
+
+BLUEPRINT = Blueprint(
+    name="boards",
+    kinds=(
+        *KINDS,
+        *SET_KINDS,
+        *ROLLOUT_KINDS,
+        ACCOUNT,
+        *node_side.KINDS,
+        *provisioning_side.KINDS,
+        *rest_side.KINDS,
+    ),
+    methods=access.METHODS,
+    grants=access.GRANTS,
+    operator_roles=access.OPERATOR_ROLES,
+    keeps_telemetry=True,
+    explain={
+        "board": ExplainedKind(
+            summary="why a board is not ready",
+            permission=access.READ,
+            explainer=lambda domain: domain.explainers["board"],
+        ),
+        "pin": ExplainedKind(
+            summary="why a pin is not what it should be",
+            permission=access.READ,
+            explainer=lambda domain: domain.explainers["pin"],
+        ),
+    },
+    readers=lambda domain: domain.readers,
+    resources=with_writing((*RESOURCES, BOARD_SETS), {**WRITERS, **SET_WRITERS}),
+    rollouts=lambda domain: (domain.programs,),
+    releases=AUDIENCE,
+    freeze=Freezable(
+        stops="bringing pins back to what they should be; what people write, and the end of a reservation, "
+        "go on",
+        scopes=("boards", "boards/board/{number}"),
+    ),
+)
+
+
+class BoardDomain:
+    def __init__(
+        self,
+        kernel: Kernel,
+        options: BoardOptions,
+        *,
+        provisioner: Provisioner | None = None,
+        places: Places | None = None,
+    ) -> None:
+        self.core = core = BoardCore(kernel, options)
+        self.clusters = core.clusters
+        self.nodes = NodeSide(core)
+        self.programs = BoardPrograms(kernel.store, core.sets, self.nodes.commander)
+        kernel.store.accompany(core.sets.beside)
+        self.provisioning = ProvisioningSide(core, places=places)
+        self.rest = RestSide(core, self.nodes, self.provisioning)
+        self.readers = BoardReaders(self.rest.gate)
+        self.explainers: Mapping[str, Explainer] = {
+            "board": BoardExplainer(core.boards, core.controller, kernel.clock),
+            "pin": PinExplainer(self.nodes.devices, self.nodes.gpio, kernel.clock),
+        }
+        provisioner = provisioner or self.provisioning.engine
+        intake: MetricsIntake = Discard() if kernel.telemetry is None else BoardRecords(kernel.telemetry)
+        self._original_metrics = OriginalMetrics(
+            boards=core.boards,
+            links=self.nodes.links,
+            history=self.nodes.history,
+            intake=intake,
+            clock=kernel.clock,
+            every_seconds=options.heartbeat_seconds,
+        )
+        control = self._control(provisioner, intake)
+        original = PiControllerService([*self._parts(provisioner, intake), *self.nodes.methods()])
+        doorkeeper = Doorkeeper(
+            authority=kernel.authority,
+            revocations=kernel.revocations,
+            door=kernel.door,
+            clock=kernel.clock,
+            is_known=lambda number: core.boards.get(number) is not None,
+        )
+        self.services: Sequence[Service] = (
+            Service(listener=LISTENER, descriptor=CONTROL_PLANE, servicer=control),
+            Service(listener=LISTENER, descriptor=PI_CONTROLLER, servicer=original),
+        )
+        self.authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = {
+            LISTENER: {
+                Authentication.CERTIFICATE: doorkeeper.certificate,
+                Authentication.ANONYMOUS: doorkeeper.anyone,
+            },
+            PLAIN_LISTENER: {Authentication.LOCAL: plain},
+        }
+        if options.plain:
+            self.services += (Service(listener=PLAIN_LISTENER, descriptor=PI_CONTROLLER, servicer=original),)
+        self.server_names: Sequence[str] = options.server_names
+        self.collectors: Sequence[Collector] = (
+            SessionCollector(core.sessions, domain=BLUEPRINT.name),
+            ReconcileCollector(lambda: (core.controller.reconciler,)),
+            *self.nodes.collectors,
+            *self.rest.collectors,
+        )
+        self.notices: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        return f"<BoardDomain {self.core!r}>"
+
+    @property
+    def routes(self) -> Sequence[Mount]:
+        return self.rest.routes
+
+    def _control(self, provisioner: Provisioner, intake: MetricsIntake) -> ControlService:
+        core = self.core
+        kernel, options = core.kernel, core.options
+        return ControlService(
+            boards=core.boards,
+            clusters=core.clusters,
+            presence=core.presence,
+            enrolment=core.enrolment,
+            synchronisation=Synchronisation(kernel.store, core.boards, core.clusters),
+            controller=core.controller,
+            provisioner=provisioner,
+            intake=intake,
+            authority=kernel.authority,
+            view=core.view,
+            clock=kernel.clock,
+            controller_id=options.own_name,
+            heartbeat_seconds=options.heartbeat_seconds,
+            agent_port=options.agent_port,
+            revocation_lists=core.revocation_lists,
+            service_reports=core.service_reports,
+            sets=core.sets,
+        )
+
+    def _parts(self, provisioner: Provisioner, intake: MetricsIntake) -> Iterable[object]:
+        core = self.core
+        kernel, options = core.kernel, core.options
+        yield ClusterMethods(boards=core.boards, clusters=core.clusters, view=core.view)
+        yield NodeMethods(
+            boards=core.boards,
+            callers=core.callers,
+            controller=core.controller,
+            view=core.view,
+            provisioner=provisioner,
+            revocations=kernel.revocations,
+            agent_port=options.agent_port,
+            plain_limit=options.plain_boards,
+        )
+        yield SystemMethods(
+            boards=core.boards,
+            callers=core.callers,
+            controller=core.controller,
+            intake=intake,
+            sessions=core.sessions,
+            clock=kernel.clock,
+            version=options.version,
+        )
+
+    # Life.
+
+    async def prepare_reading(self) -> None:
+        """Load what recognises users."""
+        await self.rest.logins.load()
+
+    async def prepare(self) -> None:
+        await self.nodes.prepare()
+        await self.rest.prepare()
+        self.core.controller.take_up()
+
+    def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        pass
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.core.controller.run(), name="boards/controller")
+            tasks.create_task(self.nodes.run(), name="boards/nodes")
+            tasks.create_task(self.core.sets.run(), name="boards/sets")
+            tasks.create_task(self.provisioning.run(), name="boards/provisioning")
+            tasks.create_task(self.rest.run(), name="boards/rest")
+            if self.core.options.plain:
+                tasks.create_task(self._original_metrics.run(), name="boards/original-metrics")
+
+    def drain(self) -> None:
+        self.rest.drain()
+        self.core.sessions.close_all(STOPPING)

@@ -1,0 +1,377 @@
+"""Protobuf to kinds and back, for the documented services and the original ones. Pure.
+
+Both families have the same nodes, states and roles; where they differ, the functions say so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from fleetplane.domains.boards.inventory.boards import Came, status_of
+from fleetplane.domains.boards.joining.enrolment import Registered, Registration, require_agent_port
+from fleetplane.domains.boards.kinds import (
+    AgentDialect,
+    ApprovalState,
+    Board,
+    BoardRole,
+    BoardState,
+    Cluster,
+    ClusterSpec,
+    ClusterState,
+    number_of,
+)
+from fleetplane.domains.boards.ports import (
+    ProvisioningAction,
+    ProvisioningAnswer,
+    ProvisioningOrder,
+    ProvisioningState,
+)
+from fleetplane.domains.boards.rules import TEXT_LIMIT, Facts
+from fleetplane.gen.boards import boards_pb2 as pb
+from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
+from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.resources import Condition
+from fleetplane.kernel.values.times import NS
+from fleetplane.kernel.values.timestamps import timestamp
+
+CAPABILITIES_LIMIT = 64
+HOST_KEYS_LIMIT = 16
+_HOST_KEY = re.compile(r"[a-z0-9@.-]{1,64} [A-Za-z0-9+/=]{16,4096}")
+CHECKS_LIMIT = 32
+CHECK_NAME_LIMIT = 64
+CHECK_MESSAGE_LIMIT = 256
+WORKERS_LIMIT = 1024
+CONFIG_LIMIT = 64
+"""Settings of one provisioning order, and the characters of a value's name; values have 1024."""
+MOMENT_LIMIT_SECONDS = 253_402_300_800
+"""The year 10000, where a Timestamp ends."""
+
+_STATES: Final[Mapping[BoardState, pi.NodeStatus]] = {
+    BoardState.DISCOVERED: pi.NODE_STATUS_DISCOVERED,
+    BoardState.PROVISIONING: pi.NODE_STATUS_PROVISIONING,
+    BoardState.READY: pi.NODE_STATUS_READY,
+    BoardState.NOT_READY: pi.NODE_STATUS_NOT_READY,
+    BoardState.MAINTENANCE: pi.NODE_STATUS_MAINTENANCE,
+    BoardState.FAILED: pi.NODE_STATUS_FAILED,
+    BoardState.UNKNOWN: pi.NODE_STATUS_UNKNOWN,
+}
+_ROLES: Final[Mapping[BoardRole, pi.NodeRole]] = {
+    BoardRole.MASTER: pi.NODE_ROLE_MASTER,
+    BoardRole.WORKER: pi.NODE_ROLE_WORKER,
+}
+_CLUSTER_STATES: Final[Mapping[ClusterState, pi.ClusterStatus]] = {
+    ClusterState.PENDING: pi.CLUSTER_STATUS_PENDING,
+    ClusterState.PROVISIONING: pi.CLUSTER_STATUS_PROVISIONING,
+    ClusterState.ACTIVE: pi.CLUSTER_STATUS_ACTIVE,
+    ClusterState.DEGRADED: pi.CLUSTER_STATUS_DEGRADED,
+    ClusterState.MAINTENANCE: pi.CLUSTER_STATUS_MAINTENANCE,
+    ClusterState.FAILED: pi.CLUSTER_STATUS_FAILED,
+}
+_STATES_BACK = {int(number): state for state, number in _STATES.items()}
+_ROLES_BACK = {int(number): role for role, number in _ROLES.items()}
+_CLUSTER_STATES_BACK = {int(number): state for state, number in _CLUSTER_STATES.items()}
+_ACTIONS: Final = {
+    pb.ProvisioningRequest.UNSPECIFIED: ProvisioningAction.PROVISION,
+    pb.ProvisioningRequest.PROVISION: ProvisioningAction.PROVISION,
+    pb.ProvisioningRequest.DEPROVISION: ProvisioningAction.DEPROVISION,
+    pb.ProvisioningRequest.CHECK: ProvisioningAction.CHECK,
+    pb.ProvisioningRequest.CANCEL: ProvisioningAction.CANCEL,
+}
+_PROVISIONING_STATES: Final[Mapping[ProvisioningState, pb.ProvisioningStep.ProvisioningState]] = {
+    state: getattr(pb.ProvisioningStep, state.name) for state in ProvisioningState
+}
+
+T = TypeVar("T")
+
+
+# Single values.
+
+
+def moment_ns(said: Timestamp) -> int | None:
+    """None for one that was not given or cannot be."""
+    if not 0 < said.seconds < MOMENT_LIMIT_SECONDS or not 0 <= said.nanos < NS:
+        return None
+    return said.seconds * NS + said.nanos
+
+
+def node_status(state: BoardState) -> pi.NodeStatus:
+    return _STATES[state]
+
+
+def state(said: int, *, field: str = "status") -> BoardState | None:
+    """None if nothing is said."""
+    return _known(said, _STATES_BACK, field)
+
+
+def role(said: int) -> BoardRole | None:
+    return _known(said, _ROLES_BACK, "role")
+
+
+def cluster_state(said: int) -> ClusterState | None:
+    return _known(said, _CLUSTER_STATES_BACK, "status")
+
+
+def _known(said: int, table: Mapping[int, T], field: str) -> T | None:
+    if not said:
+        return None
+    try:
+        return table[said]
+    except KeyError:
+        raise InvalidArgument(f"{field} {said} is not known", field=field) from None
+
+
+# Boards.
+
+
+def node(board: Board, *, last_seen_ns: int | None, devices: Iterable[pi.GPIODevice] = ()) -> pi.Node:
+    spec, status = board.spec, status_of(board)
+    return pi.Node(
+        id=number_of(board),
+        name=spec.name,
+        ip_address=spec.ip_address,
+        mac_address=spec.mac_address,
+        status=_STATES[status.state],
+        role=_ROLES[spec.role],
+        architecture=spec.architecture,
+        model=spec.model,
+        serial_number=spec.serial_number,
+        cpu_cores=spec.cpu_cores,
+        memory=spec.memory_bytes,
+        cluster_id=spec.cluster_id,
+        kube_version=spec.kube_version,
+        node_name=spec.node_name,
+        os_version=spec.os_version,
+        kernel_version=spec.kernel_version,
+        last_seen=timestamp(last_seen_ns),
+        created_at=timestamp(board.created_at_ns),
+        updated_at=timestamp(board.updated_at_ns),
+        gpio_devices=devices,
+    )
+
+
+def created_facts(request: pi.CreateNodeRequest) -> Facts:
+    return _machine(request)
+
+
+def updated_facts(request: pi.UpdateNodeRequest) -> Facts:
+    """Presence does not matter: what is sent as blank is not said."""
+    return _machine(
+        request,
+        kube_version=request.kube_version,
+        node_name=request.node_name,
+        os_version=request.os_version,
+        kernel_version=request.kernel_version,
+    )
+
+
+def is_registration(request: pi.UpdateNodeRequest) -> bool:
+    """Whether an agent says again who it is, as it does after a restart, and not only how it is."""
+    return bool(request.ip_address or request.mac_address or request.name or request.architecture)
+
+
+def _machine(said: pi.CreateNodeRequest | pi.UpdateNodeRequest | pb.NodeRegistration, **more: str) -> Facts:
+    return Facts(
+        name=said.name,
+        ip_address=said.ip_address,
+        mac_address=said.mac_address,
+        architecture=said.architecture,
+        model=said.model,
+        serial_number=said.serial_number,
+        cpu_cores=said.cpu_cores,
+        memory_bytes=said.memory,
+        role=role(said.role),
+        cluster_id=said.cluster_id if said.HasField("cluster_id") else None,
+        **more,
+    )
+
+
+# Clusters.
+
+
+def cluster(found: Cluster, nodes: Iterable[pi.Node]) -> pi.Cluster:
+    spec = found.spec
+    return pi.Cluster(
+        id=number_of(found),
+        name=spec.name,
+        description=spec.description,
+        status=_CLUSTER_STATES[found.status.state] if found.status is not None else None,
+        version=spec.version,
+        master_endpoint=spec.master_endpoint,
+        created_at=timestamp(found.created_at_ns),
+        updated_at=timestamp(found.updated_at_ns),
+        nodes=nodes,
+    )
+
+
+def cluster_spec(request: pi.CreateClusterRequest) -> ClusterSpec:
+    return ClusterSpec(
+        name=request.name,
+        description=request.description,
+        version=request.version,
+        master_endpoint=request.master_endpoint,
+    )
+
+
+def cluster_changes(request: pi.UpdateClusterRequest) -> dict[str, str]:
+    """The fields that are there, blank ones included: here presence says what is meant."""
+    fields = ("name", "description", "version", "master_endpoint")
+    return {field: getattr(request, field) for field in fields if request.HasField(field)}
+
+
+# Registration.
+
+
+def registration(request: pb.NodeRegistration, *, peer_address: str, default_port: int) -> Registration:
+    """What is said; the address it came from stands in where none is given."""
+    if len(request.capabilities) > CAPABILITIES_LIMIT:
+        raise InvalidArgument(f"more than {CAPABILITIES_LIMIT} capabilities", field="capabilities")
+    facts = _machine(request, os_version=request.os_version, kernel_version=request.kernel_version)
+    came = Came(
+        address=facts.ip_address or peer_address,
+        port=require_agent_port(request.agent_port) or default_port,
+        dialect=AgentDialect.FLEETPLANE,
+        agent_version=text("agent_version", request.agent_version),
+        capabilities=tuple(text("capabilities", one) for one in request.capabilities),
+        boot_id=text("boot_id", request.boot_id),
+        labels=dict(request.labels),
+    )
+    return Registration(
+        facts=facts,
+        came=came,
+        join_token=request.join_token,
+        csr_pem=request.csr_pem,
+        claimed_id=request.node_id,
+        ssh_host_keys=_host_keys(request.ssh_host_keys),
+    )
+
+
+def _host_keys(lines: Sequence[str]) -> tuple[str, ...]:
+    """Type and key of each line, as in OpenSSH's `*.pub` files; anything else is refused."""
+    if len(lines) > HOST_KEYS_LIMIT:
+        raise InvalidArgument(f"more than {HOST_KEYS_LIMIT} keys", field="ssh_host_keys")
+    for line in lines:
+        if not _HOST_KEY.fullmatch(line):
+            raise InvalidArgument("is not the type and base64 of a public key", field="ssh_host_keys")
+    return tuple(lines)
+
+
+_WAITING: Final = {
+    ApprovalState.PENDING: ("PENDING_APPROVAL", "an operator must approve this key first; ask again later"),
+    ApprovalState.REJECTED: ("REJECTED", "an operator has refused this key"),
+}
+
+
+def registration_response(
+    done: Registered, *, node: pi.Node | None, trust_pem: bytes, heartbeat_seconds: float
+) -> pb.RegistrationResponse:
+    response = pb.RegistrationResponse(
+        success=done.approval is None,
+        message="registered",
+        ca_certificate_pem=trust_pem.decode(),
+        heartbeat_interval_seconds=max(1, round(heartbeat_seconds)),
+        already_registered=done.already_registered,
+    )
+    if done.approval is not None:
+        response.reason, response.message = _WAITING[done.approval]
+        response.status = pi.NODE_STATUS_DISCOVERED
+    if done.issued is not None:
+        response.certificate_pem = done.issued.certificate_pem.decode()
+        response.certificate_not_after.FromDatetime(done.issued.not_after)
+    if node is not None:
+        response.node_id, response.status = node.id, node.status
+        response.node.CopyFrom(node)
+    return response
+
+
+# Health.
+
+
+def checks(report: pb.HealthReport, *, writer: str) -> list[Condition]:
+    """What was checked on a board, or, from one of its services, how that service is."""
+    if len(report.checks) > CHECKS_LIMIT:
+        raise InvalidArgument(f"more than {CHECKS_LIMIT} checks", field="checks")
+    prefix = "" if report.source in ("", "agent") else f"{_name('source', report.source)}/"
+    found = [
+        Condition(
+            type=prefix + _name("checks.name", check.name),
+            status=_name("checks.status", check.status),
+            message=check.message[:CHECK_MESSAGE_LIMIT],
+            writer=writer,
+        )
+        for check in report.checks
+    ]
+    if prefix:
+        said = state(report.status)
+        word = report.status_text or (said.value if said is not None else "reported")
+        found.append(Condition(type=prefix.rstrip("/"), status=word[:CHECK_NAME_LIMIT], writer=writer))
+    return found
+
+
+def _name(field: str, said: str) -> str:
+    if not said or len(said) > CHECK_NAME_LIMIT or not said.isprintable():
+        raise InvalidArgument(f"{field} must have 1 to {CHECK_NAME_LIMIT} characters", field=field)
+    return said
+
+
+def text(field: str, said: str) -> str:
+    if len(said) > TEXT_LIMIT or not said.isprintable():
+        raise InvalidArgument(f"{field} must have at most {TEXT_LIMIT} printable characters", field=field)
+    return said
+
+
+# Provisioning.
+
+
+def order(request: pb.ProvisioningRequest) -> ProvisioningOrder:
+    if request.action not in _ACTIONS:
+        raise InvalidArgument(f"action {request.action} is not known", field="action")
+    if not (request.node_id or request.cluster_id or request.request_id):
+        raise InvalidArgument("name a node or a cluster", field="node_id")
+    if len(request.worker_node_ids) > WORKERS_LIMIT:
+        raise InvalidArgument(f"more than {WORKERS_LIMIT} workers", field="worker_node_ids")
+    if len(request.k3s_config) > CONFIG_LIMIT:
+        raise InvalidArgument(f"more than {CONFIG_LIMIT} settings", field="k3s_config")
+    for name, value in request.k3s_config.items():
+        if len(name) > CONFIG_LIMIT or len(value) > 1024:
+            raise InvalidArgument(f"k3s_config.{name[:CONFIG_LIMIT]} is too long", field="k3s_config")
+    return ProvisioningOrder(
+        action=_ACTIONS[request.action],
+        board_id=request.node_id or None,
+        cluster_id=request.cluster_id or None,
+        role=role(request.role),
+        worker_ids=tuple(request.worker_node_ids),
+        k3s_version=text("k3s_version", request.k3s_version),
+        k3s_channel=text("k3s_channel", request.k3s_channel),
+        k3s_config=dict(request.k3s_config),
+        credential_ref=text("credential_ref", request.credential_ref),
+        request_id=text("request_id", request.request_id),
+        dry_run=request.dry_run,
+    )
+
+
+def provisioning_response(answer: ProvisioningAnswer) -> pb.ProvisioningResponse:
+    return pb.ProvisioningResponse(
+        success=answer.success,
+        message=answer.message,
+        operation_id=answer.operation_id,
+        state=_provisioning_state(answer.state),
+        steps=[
+            pb.ProvisioningStep(
+                name=step.name,
+                state=_provisioning_state(step.state),
+                message=step.message,
+                started_at=timestamp(step.started_at_ns),
+                finished_at=timestamp(step.finished_at_ns),
+            )
+            for step in answer.steps
+        ],
+        reason=answer.reason,
+    )
+
+
+def _provisioning_state(said: ProvisioningState) -> pb.ProvisioningStep.ProvisioningState:
+    return _PROVISIONING_STATES[said]
