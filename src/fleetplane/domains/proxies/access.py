@@ -10,23 +10,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fleetplane.domains.proxies.kinds import (
+from fleetplane.domains.proxies.kinds.records import (
+    ACCESS_LIST,
     AGENT,
     API_TOKEN,
     CERTIFICATE,
+    DNS_ZONE,
     ID_CLAIM,
     MEMBERSHIP,
     ORGANIZATION,
+    STREAM,
     UPSTREAM,
     VIRTUAL_HOST,
     WORKSPACE,
     organization_scope,
 )
-from fleetplane.domains.proxies.values import OrganizationRole
-from fleetplane.kernel.access import AccessTable, Grant, Permission, Principal, Role
+from fleetplane.domains.proxies.kinds.values import OrganizationRole
+from fleetplane.domains.proxies.rules.raw_text import RawRight
+from fleetplane.kernel.access import AccessTable, Grant, Permission, Principal, Role, built_in_grants
 from fleetplane.kernel.errors import NotFound, PermissionDenied
 from fleetplane.kernel.resources import AnyKind
-from fleetplane.kernel.store import Store
+from fleetplane.kernel.store import Draft, Store
 
 READ = Permission("proxies.read")
 OPERATE = Permission("proxies.operate")
@@ -64,7 +68,12 @@ def grants() -> dict[Role, tuple[Grant, ...]]:
         held += added
         table[role_name(role)] = tuple(Grant(permission=permission) for permission in held)
     table[SYSTEM_ADMIN] = (Grant(permission=SYSTEM),)
-    return table
+    return table | built_in_grants(
+        viewer=(READ,), operator=(OPERATE,), admin=(RAW, ADMINISTER), owner=(OWN, SYSTEM)
+    )
+
+
+OPERATOR_ROLES = tuple(grants())
 
 
 def outranks(one: OrganizationRole, other: OrganizationRole) -> bool:
@@ -73,8 +82,8 @@ def outranks(one: OrganizationRole, other: OrganizationRole) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """A user, or a program with an API token of one organisation."""
+class ProxyCaller:
+    """A user, a program with an API token of one organisation, or a principal with roles at scopes."""
 
     name: str
     """`user/{id}` or `api-token/{id}`: audited with every write."""
@@ -87,6 +96,8 @@ class Caller:
     """The only one that a program may see."""
     role: OrganizationRole | None = None
     """A program's, in that organisation."""
+    principal: Principal | None = None
+    """One whom another family of tokens vouches for, with the roles that it holds at scopes."""
 
 
 # Which kind a path's parameter names. The most specific one decides where a request happens.
@@ -94,6 +105,9 @@ _NAMES: tuple[tuple[str, AnyKind], ...] = (
     ("agent_id", AGENT),
     ("virtual_host_id", VIRTUAL_HOST),
     ("upstream_id", UPSTREAM),
+    ("access_list_id", ACCESS_LIST),
+    ("dns_zone_id", DNS_ZONE),
+    ("stream_id", STREAM),
     ("certificate_id", CERTIFICATE),
     ("api_token_id", API_TOKEN),
     ("workspace_id", WORKSPACE),
@@ -120,27 +134,68 @@ class Access:
 
     # Who may.
 
-    def role_in(self, caller: Caller, organization: str) -> OrganizationRole | None:
+    def role_in(
+        self, caller: ProxyCaller, organization: str, *, draft: Draft | None = None
+    ) -> OrganizationRole | None:
+        """`draft`: as it is inside the transaction that is being written."""
+        bound = self._bound_role(caller, organization)
         if not caller.user:
-            return caller.role if caller.organization == organization else None
-        membership = self._store.get(MEMBERSHIP, organization_scope(organization), caller.user)
-        return membership.spec.role if membership is not None else None
+            return caller.role if caller.role and caller.organization == organization else bound
+        membership = (draft or self._store).get(MEMBERSHIP, organization_scope(organization), caller.user)
+        own = membership.spec.role if membership is not None and membership.spec.accepted else None
+        return bound if own is None or (bound is not None and outranks(bound, own)) else own
 
-    def may(self, caller: Caller, permission: Permission, scope: str) -> bool:
-        role = self.role_in(caller, organization_of(scope))
-        return role is not None and self._table.allows(_principal(caller, role, scope), permission, scope)
+    def _bound_role(self, caller: ProxyCaller, organization: str) -> OrganizationRole | None:
+        """The highest role whose rights a principal has in the whole of an organisation."""
+        if caller.principal is None:
+            return None
+        scope = organization_scope(organization)
+        for role, added in reversed(_LADDER):
+            if all(self._table.allows(caller.principal, permission, scope) for permission in added):
+                return role
+        return None
 
-    def check(self, caller: Caller, permission: Permission, scope: str, *, missing: str) -> None:
-        """`missing` is what strangers are told is not there."""
+    def is_system_admin(self, principal: Principal) -> bool:
+        """Whether a principal administers all users and organisations."""
+        return self._table.allows(principal, SYSTEM)
+
+    def _allows(
+        self, caller: ProxyCaller, role: OrganizationRole | None, permission: Permission, scope: str
+    ) -> bool:
+        if role is not None and self._table.allows(_principal(caller, role, scope), permission, scope):
+            return True
+        return caller.principal is not None and self._table.allows(caller.principal, permission, scope)
+
+    def may(self, caller: ProxyCaller, permission: Permission, scope: str) -> bool:
+        return self._allows(caller, self.role_in(caller, organization_of(scope)), permission, scope)
+
+    def check(self, caller: ProxyCaller, permission: Permission, scope: str, *, missing: str) -> None:
+        """Raise unless the caller has the permission; `missing` names it for those who may not know it."""
         role = self.role_in(caller, organization_of(scope))
-        if role is None:
+        if role is None and not self._allows(caller, role, READ, scope):
             raise NotFound(f"{missing} not found")
-        if not self._table.allows(_principal(caller, role, scope), permission, scope):
-            raise PermissionDenied(
-                f"a {role} of this organization may not do this", details={"permission": permission}
-            )
+        if not self._allows(caller, role, permission, scope):
+            who = caller.name if role is None else f"a {role} of this organization"
+            raise PermissionDenied(f"{who} may not do this", details={"permission": permission})
 
-    def admit(self, caller: Caller, permission: Permission | None, path: Mapping[str, str]) -> str:
+    def raw_right(self, caller: ProxyCaller, scope: str) -> RawRight:
+        """The right to touch raw NGINX text, decided where the change is written."""
+
+        def decide(draft: Draft, reason: str) -> None:
+            role = self.role_in(caller, organization_of(scope), draft=draft)
+            if role is None and not self._allows(caller, role, READ, scope):
+                raise NotFound("workspace not found")
+            if not self._allows(caller, role, RAW, scope):
+                who = caller.name if role is None else f"a {role} of this organization"
+                raise PermissionDenied(
+                    f"{who} may not do this: {reason}",
+                    hint="ask an administrator of the organization",
+                    details={"permission": RAW},
+                )
+
+        return decide
+
+    def admit(self, caller: ProxyCaller, permission: Permission | None, path: Mapping[str, str]) -> str:
         """The scope of what the path names, for one who may."""
         if permission is None:
             return ""
@@ -158,7 +213,7 @@ def organization_of(scope: str) -> str:
     return scope.split("/")[1] if scope.startswith("org/") else ""
 
 
-def _principal(caller: Caller, role: OrganizationRole, scope: str) -> Principal:
+def _principal(caller: ProxyCaller, role: OrganizationRole, scope: str) -> Principal:
     return Principal(
         name=caller.name,
         roles=frozenset({role_name(role)}),

@@ -11,15 +11,16 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fleetplane.domains.proxies import passwords
-from fleetplane.domains.proxies.accounts import email_problems
+from fleetplane.domains.proxies.acme.assembly import AcmeOptions
+from fleetplane.domains.proxies.acme.internal import suffix_faults
 from fleetplane.domains.proxies.acme.orders import AuthorityOptions
-from fleetplane.domains.proxies.acme.side import AcmeOptions
-from fleetplane.domains.proxies.agent import rendering
-from fleetplane.domains.proxies.rest_side import RestOptions
+from fleetplane.domains.proxies.nginx import rendering
+from fleetplane.domains.proxies.rest.assembly import RestOptions
+from fleetplane.domains.proxies.tenancy import passwords
+from fleetplane.domains.proxies.tenancy.users import email_problems
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.rpc.sockets import PORT_LIMIT
-from fleetplane.web.sockets import ANYWHERE
+from fleetplane.rpc.listening.sockets import PORT_LIMIT
+from fleetplane.web.sockets.door import ANYWHERE
 
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9._\[\]:-]+")
 
@@ -44,6 +45,8 @@ def _faults(rest: RestOptions, acme: AcmeOptions, origins: Collection[str]) -> I
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or int(port) > PORT_LIMIT:
             yield "challenge_listen", f"{address!r} is not HOST:PORT or [IPV6]:PORT"
+    for fault in suffix_faults(acme.internal_suffixes):
+        yield "internal_suffixes", fault
     yield from _authority_faults(acme.authority)
 
 

@@ -61,6 +61,10 @@ def _refusals(failed: Sequence[messages.AuthorizationResource]) -> Iterator[str]
                 yield f"{one.body.identifier.value}: {_words(challenge.error)}"
 
 
+def _remembered(order: messages.OrderResource) -> list[messages.AuthorizationResource]:
+    return [one for one in order.authorizations if one.body.status == messages.STATUS_VALID]
+
+
 class _Network(client.ClientNetwork):
     """Tries a refused nonce again and again: the library stops after the second, an authority may not."""
 
@@ -101,7 +105,7 @@ class Conversation:
         options = self._options
         if not options.terms_agreed:
             raise IssuanceFailed(
-                f"nobody has agreed to the terms of {options.directory_url}",
+                f"the terms of service are not accepted: {options.directory_url}",
                 hint="read them, then set proxies.acme_terms_agreed",
             )
         with explained():
@@ -111,9 +115,11 @@ class Conversation:
                 about["email"] = options.contact_email
             if options.eab_key_id:
                 about["external_account_binding"] = messages.ExternalAccountBinding.from_data(
-                    account_public_key=self._key.public_key(), kid=options.eab_key_id,
-                    hmac_key=options.eab_hmac_key, directory=opened.directory,
-                )  # fmt: skip
+                    account_public_key=self._key.public_key(),
+                    kid=options.eab_key_id,
+                    hmac_key=options.eab_hmac_key,
+                    directory=opened.directory,
+                )
             elif opened.external_account_required():
                 raise IssuanceFailed("the authority wants an external account binding")
             self._net.account = None
@@ -127,14 +133,26 @@ class Conversation:
     # An order.
 
     def order(self, names: Sequence[str], key_pem: bytes, method: Method) -> list[Proof]:
-        """Ask for a certificate; what has to be proved, unless the authority remembers it."""
+        """Ask for a certificate; what has to be proved, every name of it.
+
+        An authority may remember what the account has proved before. Through whose agents that was it does
+        not remember, so nothing is taken over: such authorisations are given up and asked for anew.
+        """
         with explained():
-            self._order = self._opened().new_order(crypto_util.make_csr(key_pem, list(names)))
-            return [
-                self._proof(authorization, method)
-                for authorization in self._order.authorizations
-                if authorization.body.status != messages.STATUS_VALID
-            ]
+            opened = self._opened()
+            request = crypto_util.make_csr(key_pem, list(names))
+            self._order = opened.new_order(request)
+            if remembered := _remembered(self._order):
+                for authorization in remembered:
+                    opened.deactivate_authorization(authorization)
+                self._order = opened.new_order(request)
+            if remembered := _remembered(self._order):
+                known = ", ".join(one.body.identifier.value for one in remembered)
+                raise IssuanceFailed(
+                    f"the authority wants no proof for {known}, so nothing shows whose it is",
+                    hint="use an authority that asks for a challenge, or import the certificate",
+                )
+            return [self._proof(authorization, method) for authorization in self._order.authorizations]
 
     def _proof(self, authorization: messages.AuthorizationResource, method: Method) -> Proof:
         wanted = challenges.DNS01 if method is Method.DNS else challenges.HTTP01

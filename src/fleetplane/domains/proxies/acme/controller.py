@@ -18,15 +18,26 @@ from fleetplane.domains.proxies.acme.account import ACTOR
 from fleetplane.domains.proxies.acme.errors import TEXT_LIMIT, IssuanceFailed
 from fleetplane.domains.proxies.acme.issuers import Issuer, Suggestion
 from fleetplane.domains.proxies.acme.renewal import Alarm, Decision, Issue, RenewalPolicy, Rest
-from fleetplane.domains.proxies.certificates import Certificates
-from fleetplane.domains.proxies.kinds import CERTIFICATE, ID_CLAIM, Certificate, CertificateStatus
-from fleetplane.domains.proxies.values import CertificateState
-from fleetplane.domains.proxies.workspaces import Workspaces
+from fleetplane.domains.proxies.kinds.records import (
+    CERTIFICATE,
+    ID_CLAIM,
+    VIRTUAL_HOST,
+    Certificate,
+    CertificateStatus,
+)
+from fleetplane.domains.proxies.kinds.values import CertificateState
+from fleetplane.domains.proxies.serving import binding
+from fleetplane.domains.proxies.serving.certificates import Certificates
+from fleetplane.domains.proxies.serving.workspaces import Workspaces
+from fleetplane.fleet import freeze as freezing
+from fleetplane.fleet.freeze import FROZEN, Freezes
+from fleetplane.kernel.access import covers
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, NotFound
 from fleetplane.kernel.events import EventType
 from fleetplane.kernel.reconcile import Reason, Reconciler, Result
 from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.values.times import NS
 
 log = structlog.get_logger(__name__)
 
@@ -51,14 +62,20 @@ class CertificateController:
         certificates: Certificates,
         issuers: Mapping[str, Issuer],
         policy: RenewalPolicy,
+        agents_name_workspace: bool = False,
     ) -> None:
-        """`issuers` by the name of the provider that a certificate is requested from."""
+        """`issuers` by the name of the provider that a certificate is requested from.
+
+        `agents_name_workspace`: agents that pass challenges on say whose they are.
+        """
+        self._agents_name_workspace = agents_name_workspace
         self._store = store
         self._clock = clock
         self._workspaces = workspaces
         self._certificates = certificates
         self._issuers = dict(issuers)
         self._policy = policy
+        self._freezes = Freezes(store, clock)
         self._suggestions: dict[str, tuple[str, Suggestion]] = {}
         """By certificate: of which fingerprint, and what was said."""
         self.reconciler = Reconciler(
@@ -73,6 +90,13 @@ class CertificateController:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.reconciler.run(), name="certificates/reconcile")
             tasks.create_task(self._follow(), name="certificates/follow")
+            tasks.create_task(self._freezes.follow(self._thaw), name="certificates/freezes")
+
+    def _thaw(self, scope: str) -> None:
+        """A freeze was set or lifted: look at the certificates that it concerns."""
+        for certificate in self._store.list(CERTIFICATE):
+            if covers(scope, certificate.scope):
+                self.reconciler.enqueue(certificate.name)
 
     async def _follow(self) -> None:
         async with self._store.watch(CERTIFICATE) as watch:
@@ -120,6 +144,9 @@ class CertificateController:
         )
         if isinstance(decision, Issue) and certificate.spec.provider not in self._issuers:
             return Rest(code="NO_ISSUER", message=f"nobody here issues for {certificate.spec.provider}")
+        freeze = self._freezes.holding("proxies", certificate.scope)
+        if isinstance(decision, Issue) and freeze is not None:
+            return Rest(code=FROZEN, message=freezing.message(freeze), until_ns=freeze.spec.expires_at_ns)
         return decision
 
     def _result(self, certificate: Certificate, rest: Rest, suggestion: Suggestion | None) -> Result:
@@ -130,7 +157,7 @@ class CertificateController:
             renewal.next_alarm_ns(certificate.status, self._policy, now_ns=now_ns),
             suggestion.ask_again_ns if suggestion is not None else None,
         )
-        ahead = [(moment - now_ns) / renewal.NS for moment in moments if moment is not None]
+        ahead = [(moment - now_ns) / NS for moment in moments if moment is not None]
         reasons = () if rest.code == "VALID" else (Reason(code=rest.code, message=rest.message),)
         return Result(explanation=reasons, requeue_after_seconds=max(0.0, min([CHECK_SECONDS, *ahead])))
 
@@ -146,7 +173,7 @@ class CertificateController:
         if known is not None and of == status.fingerprint and self._clock.now_ns() < known.ask_again_ns:
             return known
         try:
-            found = await issuer.suggestion(status.chain_pem)
+            found = await issuer.suggestion(status.chain_pem, scope=certificate.scope)
         except IssuanceFailed as error:
             log.info("certificates.no_suggestion", certificate=certificate.name, error=error.message)
             found = Suggestion(at_ns=None, ask_again_ns=self._clock.now_ns() + ASK_AGAIN_NS)
@@ -171,8 +198,11 @@ class CertificateController:
         await self._change(certificate, begin, "certificate.begin")
         log.info("certificates.issuing", why=decision.why, **about)
         try:
+            self._certificates.require_unbound(certificate)
+            if not self._agents_name_workspace:
+                binding.require_own(certificate, self._store.list(VIRTUAL_HOST))
             found = await self._issuers[certificate.spec.provider].issue(
-                certificate.spec.domain, workspace=certificate.scope.rpartition("/")[2]
+                certificate.spec.domain, scope=certificate.scope
             )
             await self._certificates.issued(certificate.scope, certificate.name, found, actor=ACTOR)
         except NotFound:
@@ -212,7 +242,7 @@ class CertificateController:
         issuer = self._issuers.get(certificate.spec.provider)
         if status is None or not status.fingerprint or issuer is None:
             raise FailedPrecondition("there is nothing here that could be revoked")
-        await issuer.revoke(status.chain_pem, reason)
+        await issuer.revoke(status.chain_pem, reason, scope=scope)
 
         def revoked(current: CertificateStatus, _now_ns: int) -> CertificateStatus:
             if current.fingerprint != status.fingerprint:
@@ -239,9 +269,12 @@ class CertificateController:
 
         if level is not Alarm.NONE:
             log.warning(
-                "certificates.expiring", certificate=certificate.name, domain=certificate.spec.domain,
-                alarm=level.value, error=status.error,
-            )  # fmt: skip
+                "certificates.expiring",
+                certificate=certificate.name,
+                domain=certificate.spec.domain,
+                alarm=level.value,
+                error=status.error,
+            )
         await self._change(certificate, note, "certificate.alarm")
 
     async def _change(

@@ -9,7 +9,7 @@ TEXT_LIMIT = 1000
 
 
 class IssuanceFailed(FailedPrecondition):
-    """The message says why, in the words of whoever refused."""
+    """Issuance failed; the message is the issuer's reason."""
 
     reason = "ISSUANCE_FAILED"
 

@@ -1,10 +1,10 @@
-"""Whoever can make a certificate for a domain: the authority, or we ourselves for development."""
+"""Issuers of certificates: the ACME authority, or self-signed ones for development."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -16,13 +16,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fleetplane.domains.proxies.acme.account import Account, AccountVault, new_key
-from fleetplane.domains.proxies.acme.dns import DnsZones
+from fleetplane.domains.proxies.acme.dns.propagation import Propagation
+from fleetplane.domains.proxies.acme.dns.provider import DnsProvider, DnsZones
 from fleetplane.domains.proxies.acme.errors import IssuanceFailed
 from fleetplane.domains.proxies.acme.orders import AccountUnknown, AuthorityOptions, Method, Proof
-from fleetplane.domains.proxies.acme.propagation import Propagation
 from fleetplane.domains.proxies.acme.responder import ChallengeBoard
 from fleetplane.domains.proxies.acme.workers import Workers
-from fleetplane.domains.proxies.certificates import Material, material
+from fleetplane.domains.proxies.kinds.records import organization_of, workspace_of
+from fleetplane.domains.proxies.serving.binding import names_for
+from fleetplane.domains.proxies.serving.certificates import Material, material
 from fleetplane.kernel.clock import Clock
 
 if TYPE_CHECKING:
@@ -48,18 +50,21 @@ class Suggestion:
 class Issuer(Protocol):
     """All raise `IssuanceFailed` with the reason."""
 
-    async def issue(self, domain: str, *, workspace: str) -> Material:
-        """`workspace` is whose agents have to be behind the domain, where that is asked."""
+    async def issue(self, domain: str, *, scope: str) -> Material:
+        """`scope` is the workspace's: whose account orders, and whose agents have to be behind the domain."""
 
-    async def revoke(self, chain_pem: str, reason: int) -> None: ...
+    async def revoke(self, chain_pem: str, reason: int, *, scope: str) -> None: ...
 
-    async def suggestion(self, chain_pem: str) -> Suggestion | None:
+    async def suggestion(self, chain_pem: str, *, scope: str) -> Suggestion | None:
         """None from an issuer that never has an opinion."""
 
 
-def names_for(domain: str) -> tuple[str, ...]:
-    """A wildcard covers the domain it is below as well: nobody wants the one without the other."""
-    return (domain, domain[2:]) if domain.startswith("*.") else (domain,)
+OwnZones = Callable[[str, str], Awaitable[DnsProvider | None]]
+"""The provider of a workspace's own zone that a domain lies in, by scope and domain."""
+
+
+async def _no_zone(_scope: str, _domain: str) -> DnsProvider | None:
+    return None
 
 
 class AcmeIssuer:
@@ -71,6 +76,7 @@ class AcmeIssuer:
         accounts: AccountVault,
         board: ChallengeBoard,
         zones: DnsZones,
+        own_zones: OwnZones = _no_zone,
         propagation: Propagation,
         workers: Workers,
     ) -> None:
@@ -79,20 +85,24 @@ class AcmeIssuer:
         self._accounts = accounts
         self._board = board
         self._zones = zones
+        self._own_zones = own_zones
         self._propagation = propagation
         self._workers = workers
         self._registering = asyncio.Lock()
-        """Of any number of first orders, one makes the account."""
+        """Of any number of first orders of an organisation, one makes its account."""
 
     def __repr__(self) -> str:
         return f"<AcmeIssuer {self._options.directory_url}>"
 
-    async def issue(self, domain: str, *, workspace: str) -> Material:
+    async def issue(self, domain: str, *, scope: str) -> Material:
         key_pem = new_key()
         method = Method.DNS if domain.startswith("*.") else Method.HTTP
-        async with self._conversation() as talk:
-            proofs = await self._order(talk, names_for(domain), key_pem, method)
-            async with self._shown(proofs, workspace):
+        if method is Method.DNS:
+            await self._zone(domain, scope)
+        organization = organization_of(scope)
+        async with self._conversation(organization) as talk:
+            proofs = await self._order(talk, organization, names_for(domain), key_pem, method)
+            async with self._shown(proofs, scope):
                 for proof in proofs:
                     await self._workers.run(talk.answer, proof)
                 await self._until_proved(talk)
@@ -100,36 +110,47 @@ class AcmeIssuer:
             chain_pem = await self._fetched(talk)
         return material(chain_pem, key_pem.decode(), now_ns=self._clock.now_ns())
 
-    async def revoke(self, chain_pem: str, reason: int) -> None:
-        async with self._conversation() as talk:
-            await self._workers.run(talk.revoke, chain_pem, reason)
+    async def revoke(self, chain_pem: str, reason: int, *, scope: str) -> None:
+        try:
+            async with self._conversation(organization_of(scope)) as talk:
+                await self._workers.run(talk.revoke, chain_pem, reason)
+        except IssuanceFailed:
+            shared = await self._accounts.shared(self._options.directory_url)
+            if shared is None or not shared.uri:
+                raise
+            async with self._speaking_as(shared) as talk:
+                await self._workers.run(talk.revoke, chain_pem, reason)
 
-    async def suggestion(self, chain_pem: str) -> Suggestion | None:
-        async with self._conversation() as talk:
+    async def suggestion(self, chain_pem: str, *, scope: str) -> Suggestion | None:
+        async with self._conversation(organization_of(scope)) as talk:
             at, again = await self._workers.run(talk.suggestion, chain_pem)
         return Suggestion(at_ns=_ns(at) if at is not None else None, ask_again_ns=_ns(again))
 
     # The account.
 
     @asynccontextmanager
-    async def _conversation(self) -> AsyncIterator[Conversation]:
-        account = await self._account()
+    async def _conversation(self, organization: str) -> AsyncIterator[Conversation]:
+        async with self._speaking_as(await self._account(organization)) as talk:
+            yield talk
+
+    @asynccontextmanager
+    async def _speaking_as(self, account: Account) -> AsyncIterator[Conversation]:
         talk = await self._workers.run(_begin, self._options, account)
         try:
             yield talk
         finally:
             talk.close()
 
-    async def _account(self) -> Account:
+    async def _account(self, organization: str) -> Account:
         url = self._options.directory_url
-        account = await self._accounts.load_or_create(url)
+        account = await self._accounts.load_or_create(url, organization)
         if account.uri:
             return account
         async with self._registering:
-            account = await self._accounts.load_or_create(url)
-            return account if account.uri else await self._register(account)
+            account = await self._accounts.load_or_create(url, organization)
+            return account if account.uri else await self._register(account, organization)
 
-    async def _register(self, account: Account) -> Account:
+    async def _register(self, account: Account, organization: str) -> Account:
         url = self._options.directory_url
         talk = await self._workers.run(_begin, self._options, account)
         try:
@@ -137,48 +158,55 @@ class AcmeIssuer:
         finally:
             talk.close()
         registered = Account(key_pem=account.key_pem, uri=uri)
-        await self._accounts.save(url, registered)
-        log.info("acme.registered", directory=url, account=uri)
+        await self._accounts.save(url, organization, registered)
+        log.info("acme.registered", directory=url, account=uri, organization=organization)
         return registered
 
     # One order.
 
     async def _order(
-        self, talk: Conversation, names: Sequence[str], key_pem: bytes, method: Method
+        self, talk: Conversation, organization: str, names: Sequence[str], key_pem: bytes, method: Method
     ) -> list[Proof]:
         try:
             return await self._workers.run(talk.order, names, key_pem, method)
         except AccountUnknown:
             # Its database was lost, or put back to before we came: the same key is welcome again.
             uri = await self._workers.run(talk.register)
-            account = await self._accounts.load_or_create(self._options.directory_url)
-            await self._accounts.save(self._options.directory_url, Account(key_pem=account.key_pem, uri=uri))
+            url = self._options.directory_url
+            account = await self._accounts.load_or_create(url, organization)
+            await self._accounts.save(url, organization, Account(key_pem=account.key_pem, uri=uri))
             return await self._workers.run(talk.order, names, key_pem, method)
 
     @asynccontextmanager
-    async def _shown(self, proofs: Sequence[Proof], workspace: str) -> AsyncIterator[None]:
+    async def _shown(self, proofs: Sequence[Proof], scope: str) -> AsyncIterator[None]:
         """Have every proof where the authority looks, and nothing left behind, whatever happens."""
         async with AsyncExitStack() as stack:
             for proof in proofs:
                 if proof.method is Method.HTTP:
                     stack.enter_context(
-                        self._board.answering(proof.token, proof.content, workspace=workspace)
+                        self._board.answering(proof.token, proof.content, workspace=workspace_of(scope))
                     )
                 else:
-                    await stack.enter_async_context(self._recorded(proof, workspace))
+                    await stack.enter_async_context(self._recorded(proof, scope))
             for name in {proof.record for proof in proofs if proof.method is Method.DNS}:
                 await self._propagation.wait(name, {one.content for one in proofs if one.record == name})
             yield
 
-    @asynccontextmanager
-    async def _recorded(self, proof: Proof, workspace: str) -> AsyncIterator[None]:
-        provider = self._zones.provider(proof.domain)
+    async def _zone(self, domain: str, scope: str) -> DnsProvider:
+        if (own := await self._own_zones(scope, domain)) is not None:
+            return own
+        provider = self._zones.provider(domain)
         # A zone of others looks as if it were not there: its existence is their business.
-        if provider is None or not self._zones.allows(proof.domain, workspace):
+        if provider is None or not self._zones.allows(domain, workspace_of(scope)):
             raise IssuanceFailed(
-                f"no DNS provider is set up for {proof.domain}",
-                hint="add its zone, and the workspace, to the file of proxies.dns_zones_file",
+                f"no DNS provider is set up for {domain}",
+                hint="add its zone to the workspace, or both to the file of proxies.dns_zones_file",
             )
+        return provider
+
+    @asynccontextmanager
+    async def _recorded(self, proof: Proof, scope: str) -> AsyncIterator[None]:
+        provider = await self._zone(proof.domain, scope)
         try:
             await provider.present(proof.record, proof.content)
             yield
@@ -221,7 +249,7 @@ class SelfSigned:
         self._clock = clock
         self._life = dt.timedelta(days=days)
 
-    async def issue(self, domain: str, *, workspace: str = "") -> Material:  # noqa: ARG002  # nobody looks
+    async def issue(self, domain: str, *, scope: str = "") -> Material:  # noqa: ARG002  # nobody looks
         now_ns = self._clock.now_ns()
         now = dt.datetime.fromtimestamp(now_ns // 1_000_000_000, dt.UTC)
         key = ec.generate_private_key(ec.SECP256R1())
@@ -248,8 +276,8 @@ class SelfSigned:
         pem = made.public_bytes(serialization.Encoding.PEM).decode()
         return material(pem, key_pem.decode(), now_ns=now_ns)
 
-    async def revoke(self, chain_pem: str, reason: int) -> None:
-        """Nobody keeps a list of them."""
+    async def revoke(self, chain_pem: str, reason: int, *, scope: str) -> None:
+        """Nothing to do: self-signed certificates have no revocation list."""
 
-    async def suggestion(self, chain_pem: str) -> None:  # noqa: ARG002  # the protocol's
+    async def suggestion(self, chain_pem: str, *, scope: str) -> None:  # noqa: ARG002  # the protocol's
         return None

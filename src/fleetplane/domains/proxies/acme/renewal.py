@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from fleetplane.domains.proxies.kinds import CertificateSpec, CertificateStatus
-from fleetplane.domains.proxies.values import CertificateState
+from fleetplane.domains.proxies.kinds.records import CertificateSpec, CertificateStatus
+from fleetplane.domains.proxies.kinds.values import CertificateState
 from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.values.times import NS
 
-NS = 1_000_000_000
 HOUR_NS = 3600 * NS
 DAY_NS = 24 * HOUR_NS
 IMPORTED = "imported"

@@ -47,7 +47,7 @@ class ChallengeBoard:
         life_seconds: float = LIFE_SECONDS,
         strict: bool = False,
     ) -> None:
-        """`strict`: whoever passes a challenge on has to say for which workspace."""
+        """With `strict`, a forwarded challenge must name its workspace."""
         self._clock = clock
         self._strict = strict
         self._limit = limit

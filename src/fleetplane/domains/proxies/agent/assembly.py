@@ -7,28 +7,35 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import grpc.aio
 import structlog
 
-from fleetplane.domains.proxies.agent.applier import LEAST_GAP_SECONDS, Applier, Step
-from fleetplane.domains.proxies.agent.commands import Commander
-from fleetplane.domains.proxies.agent.confirmation import STEADY_SECONDS
+from fleetplane.domains.proxies.agent.agent import AgentPolicy, Bulletin, ProxyAgent, ProxyAgentParts
+from fleetplane.domains.proxies.agent.commands import CommandHandler, Observing
 from fleetplane.domains.proxies.agent.credential import CredentialFile
-from fleetplane.domains.proxies.agent.health import Change
-from fleetplane.domains.proxies.agent.machine import Machine
-from fleetplane.domains.proxies.agent.nginx import Nginx
-from fleetplane.domains.proxies.agent.observer import Observer
-from fleetplane.domains.proxies.agent.outbox import Outbox
-from fleetplane.domains.proxies.agent.prober import Prober, ProberPolicy
-from fleetplane.domains.proxies.agent.proxy_agent import AgentPolicy, Bulletin, Parts, ProxyAgent
-from fleetplane.domains.proxies.agent.releases import Releases
+from fleetplane.domains.proxies.agent.enrolment import Enroller
+from fleetplane.domains.proxies.agent.nginx.applier import LEAST_GAP_SECONDS, Applier
+from fleetplane.domains.proxies.agent.nginx.confinement import Confinement
+from fleetplane.domains.proxies.agent.nginx.confirmation import STEADY_SECONDS
+from fleetplane.domains.proxies.agent.nginx.control import Nginx
+from fleetplane.domains.proxies.agent.nginx.releases import Releases
+from fleetplane.domains.proxies.agent.nginx.staging import Step
+from fleetplane.domains.proxies.agent.observing.observed import ObservedNginx
+from fleetplane.domains.proxies.agent.observing.reports import ObservingReports
+from fleetplane.domains.proxies.agent.observing.takeover import Takeover
+from fleetplane.domains.proxies.agent.outbox import ProxyOutbox
+from fleetplane.domains.proxies.agent.reports.log_shipping import AccessLog, ErrorLog, Shipper, ShippingPolicy
+from fleetplane.domains.proxies.agent.reports.machine import Machine
+from fleetplane.domains.proxies.agent.reports.observer import Observer
+from fleetplane.domains.proxies.agent.reports.prober import Prober, ProberPolicy
+from fleetplane.domains.proxies.agent.reports.upstream_health import Change
+from fleetplane.domains.proxies.agent.server_address import ServerAddress
 from fleetplane.domains.proxies.agent.session import METRICS_SECONDS, Node, Reports
-from fleetplane.domains.proxies.agent.shipping import AccessLog, ErrorLog, Shipper, ShippingPolicy
-from fleetplane.domains.proxies.agent.site import Site
-from fleetplane.domains.proxies.agent.tail import ROTATE_BYTES, Tail
 from fleetplane.domains.proxies.agent.updates import Updates
+from fleetplane.domains.proxies.nginx.site import Site
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
+from fleetplane.node.logs.tail import ROTATE_BYTES, Tail
+from fleetplane.node.upgrade.following import Follow, no_check_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +57,27 @@ def assemble(
     site: Site,
     managed: bool,
     token: str,
-    connect: Callable[[], grpc.aio.Channel],
+    server: ServerAddress,
     introduction: pb.RegistrationRequest,
     clock: Clock,
     log: structlog.typing.FilteringBoundLogger,
     tuning: Tuning | None = None,
     witness: Callable[[Step], None] = lambda _: None,
+    confinement: Confinement | None = None,
+    is_light: bool = False,
+    check_in: Follow = no_check_in,
+    observed: ObservedNginx | None = None,
+    step: Callable[[str], None] = lambda _: None,
 ) -> ProxyAgent:
+    """`observed` is an NGINX that serves until the agent is told to take it over, and to start its own.
+
+    `confinement` is where foreign configurations are tested; without one they are refused.
+
+    A light agent looks at keys and certificates in short-lived processes.
+    """
     tuning = tuning or Tuning()
-    paths, releases, outbox = site.paths, Releases(site.paths), Outbox()
+    confinement = confinement or Confinement(walls=frozenset())
+    paths, releases, outbox = site.paths, Releases(site.paths), ProxyOutbox()
     releases.prepare()
     bulletin, wake = Bulletin(outbox, clock), asyncio.Event()
     nginx = Nginx(site, clock, steady_seconds=tuning.steady_seconds)
@@ -67,7 +86,7 @@ def assemble(
         releases=releases,
         clock=clock,
         log=log,
-        managed=managed,
+        managed=managed or observed is not None,
         least_gap_seconds=tuning.least_gap_seconds,
         witness=witness,
     )
@@ -98,18 +117,36 @@ def assemble(
         machine=Machine(paths.state),
         clock=clock,
     )
+    health, observing = observer.health, None
+    if observed is not None:
+        takeover = Takeover(
+            applier=applier,
+            observed=observed,
+            path=paths.takeover,
+            clock=clock,
+            log=log,
+            changed=wake.set,
+            step=step,
+        )
+        observing = Observing(nginx=observed, takeover=takeover)
+        health = ObservingReports(
+            takeover=takeover, observed=observed, own=observer.health, clock=clock
+        ).health
     updates = Updates(bulletin.status)
-    commander = Commander(
+    commander = CommandHandler(
         applier=applier,
         nginx=nginx,
+        confinement=confinement,
         outbox=outbox,
         clock=clock,
         log=log,
-        status=lambda: _status(applier, nginx, prober),
+        status=lambda: _status(applier, nginx, prober, confinement),
         report_health=wake.set,
+        observing=observing,
     )
+    credential = CredentialFile(paths.credential)
     return ProxyAgent(
-        parts=Parts(
+        parts=ProxyAgentParts(
             applier=applier,
             releases=releases,
             prober=prober,
@@ -120,14 +157,16 @@ def assemble(
             bulletin=bulletin,
             tails=tails,
             wake=wake,
+            takeover=observing.takeover if observing is not None else None,
         ),
         node=Node(
             introduction=introduction,
             offer=updates.offer,
+            learn_lineage=applier.learn_lineage,
             commander=commander,
             outbox=outbox,
             reports=Reports(
-                health=observer.health,
+                health=health,
                 metrics=observer.measurements,
                 wake=wake,
                 metrics_seconds=tuning.metrics_seconds,
@@ -135,18 +174,30 @@ def assemble(
             shippers=shippers,
             clock=clock,
             log=log,
+            check_in=check_in,
             say_again_seconds=tuning.say_again_seconds,
         ),
-        credential=CredentialFile(paths.credential),
+        credential=credential,
         token=token,
-        connect=connect,
+        connect=server.channel,
+        # Without TLS there is nobody to present a certificate to.
+        enroller=None
+        if server.plaintext
+        else Enroller(
+            file=credential,
+            connect=server.channel,
+            hostname=introduction.hostname,
+            clock=clock,
+            log=log,
+            is_light=is_light,
+        ),
         clock=clock,
         log=log,
         policy=tuning.agent,
     )
 
 
-def _status(applier: Applier, nginx: Nginx, prober: Prober) -> Mapping[str, object]:
+def _status(applier: Applier, nginx: Nginx, prober: Prober, confinement: Confinement) -> Mapping[str, object]:
     """What a person who asks would like to see."""
     master, live = nginx.master(), applier.live
     return {
@@ -156,6 +207,9 @@ def _status(applier: Applier, nginx: Nginx, prober: Prober) -> Mapping[str, obje
         "nginx_version": nginx.site.binary.words,
         "release": live.name if live is not None else None,
         "config_version": live.manifest.version if live is not None else None,
+        "test_sandbox": confinement.words,
+        "document_roots": [str(root) for root in nginx.site.document_roots],
+        "worker_user": nginx.site.worker_user or "the agent's own",
         "stopped_by_command": applier.stopped,
         "error": applier.broken,
         "servers_left_out": {name: sorted(servers) for name, servers in prober.verdicts.down().items()},

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, NoReturn
 
 import structlog
 
-from fleetplane.domains.proxies.agent.applier import Applier, Outcome
-from fleetplane.domains.proxies.agent.foreign import foreign_fault, names_pid, with_scratch
-from fleetplane.domains.proxies.agent.journal import State
-from fleetplane.domains.proxies.agent.nginx import Nginx
-from fleetplane.domains.proxies.agent.outbox import Outbox
+from fleetplane.domains.proxies.agent.nginx.applier import Applier, ApplyOutcome
+from fleetplane.domains.proxies.agent.nginx.change_journal import State
+from fleetplane.domains.proxies.agent.nginx.confinement import Confinement
+from fleetplane.domains.proxies.agent.nginx.control import Nginx
+from fleetplane.domains.proxies.agent.observing.observed import ObservedNginx
+from fleetplane.domains.proxies.agent.observing.takeover import Takeover
+from fleetplane.domains.proxies.agent.outbox import ProxyOutbox
+from fleetplane.domains.proxies.nginx.foreign import foreign_fault, text_to_test
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
@@ -30,6 +31,13 @@ WAITING_LIMIT: Final = 64
 STOP_SECONDS: Final = 20.0
 """Less than the 30 s the server waits for a restart."""
 OUTPUT_LIMIT: Final = 16_000
+SHOWN_LIMIT: Final = 60_000
+"""Characters of what is shown of an observed NGINX, which pages itself."""
+VALID: Final = "The configuration is valid"
+NO_SANDBOX: Final = (
+    "this node has no sandbox to test a configuration in: it needs Linux 5.13 with Landlock, or an agent "
+    "that runs as root, on x86-64 or 64-bit ARM"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,20 +47,33 @@ class Result:
     output: str = ""
 
 
-class Commander:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observing:
+    """An NGINX that was found, and whose it is by now."""
+
+    nginx: ObservedNginx
+    takeover: Takeover
+
+
+class CommandHandler:
     def __init__(
         self,
         *,
         applier: Applier,
         nginx: Nginx,
-        outbox: Outbox,
+        confinement: Confinement,
+        outbox: ProxyOutbox,
         clock: Clock,
         log: structlog.typing.FilteringBoundLogger,
         status: Callable[[], Mapping[str, object]],
         report_health: Callable[[], None],
+        observing: Observing | None = None,
     ) -> None:
+        """`observing` is there where the agent was started beside an NGINX which is not its own."""
+        self._observing = observing
         self._applier = applier
         self._nginx = nginx
+        self._confinement = confinement
         self._outbox = outbox
         self._clock = clock
         self._log = log
@@ -68,7 +89,7 @@ class Commander:
     def take(self, command: pb.Command) -> None:
         if command.command_id in self._done:
             if (event := self._done[command.command_id]) is not None:
-                self._outbox.put(event)
+                self._outbox.add(event)
             return
         try:
             self._waiting.put_nowait(command)
@@ -100,14 +121,14 @@ class Commander:
                 "success": "true" if result.success else "false",
                 "message": result.message,
                 "duration_ms": str(round(seconds * 1000)),
-                "output": result.output[:OUTPUT_LIMIT],
+                "output": result.output[: SHOWN_LIMIT if name == "show_observed" else OUTPUT_LIMIT],
             },
         )
         self._log.info("command_done", command=name, success=result.success, message=result.message)
         self._done[command.command_id] = event
         while len(self._done) > REMEMBERED:
             self._done.popitem(last=False)
-        self._outbox.put(event)
+        self._outbox.add(event)
 
     async def _do(self, command: pb.Command) -> Result:
         match command.WhichOneof("command"):
@@ -125,31 +146,53 @@ class Commander:
                 running = self._nginx.master() is not None
                 words = "Nginx is running" if running else "Nginx is not running"
                 return Result(success=True, message=words, output=json.dumps(dict(self._status())))
+            case "validate_config" if command.validate_config.HasField("candidate"):
+                words = await self._applier.try_out(command.validate_config.candidate)
+                return Result(success=not words, message=words or VALID, output=words)
             case "validate_config":
                 return await self._validate(command.validate_config.config_content)
+            case "show_observed" | "take_over" | "give_back" if self._observing is not None:
+                return await self._change_hands(command, self._observing)
             case _:
                 return Result(success=False, message="this agent does not know that command")
 
-    async def _restart(self, *, force: bool) -> Outcome:
+    async def _change_hands(self, command: pb.Command, observing: Observing) -> Result:
+        match command.WhichOneof("command"):
+            case "take_over":
+                order = command.take_over
+                outcome = await observing.takeover.take_over(order.version, order.digest)
+                return _said(outcome, f"NGINX was taken over with version {order.version}")
+            case "give_back":
+                return _said(await observing.takeover.give_back(), "NGINX was given back")
+            case _:
+                shown = command.show_observed
+                if shown.certificate:
+                    text = await observing.nginx.certificate(shown.certificate, shown.seal_to)
+                elif shown.log:
+                    text = await observing.nginx.tail(shown.log, shown.lines)
+                else:
+                    text = await observing.nginx.page(shown.page)
+                return Result(success=True, message="shown", output=text)
+
+    async def _restart(self, *, force: bool) -> ApplyOutcome:
         return await self._applier.restart(force=force, within_seconds=STOP_SECONDS)
 
     async def _validate(self, content: str) -> Result:
         """Test a text where it can do no harm. NGINX opens what a configuration names, even to test it."""
-        if fault := foreign_fault(content):
+        if not self._confinement.holds:
+            return Result(success=False, message=NO_SANDBOX)
+        if fault := await asyncio.to_thread(foreign_fault, content, self._nginx.site.files):
             return Result(success=False, message=fault)
-        with tempfile.TemporaryDirectory(
-            prefix="fleetplane-", dir=self._nginx.site.paths.temporary
-        ) as folder:
-            config = Path(folder) / "nginx.conf"
+        with self._confinement.folder() as folder:
+            config = folder / "nginx.conf"
             config.touch(mode=0o600)
-            config.write_text(with_scratch(content, Path(folder)))
-            (Path(folder) / "logs").mkdir()
-            extra = "" if names_pid(content) else f"pid {folder}/nginx.pid;"
-            words = await self._nginx.test(config, prefix=Path(folder), extra=extra)
-            words = words.replace(folder, "")
-        return Result(success=not words, message=words or "The configuration is valid", output=words)
+            config.write_text(await asyncio.to_thread(text_to_test, content, folder))
+            self._confinement.hand_over(folder)
+            words = await self._nginx.test_foreign(config, folder, self._confinement)
+            words = words.replace(str(folder), "")
+        return Result(success=not words, message=words or VALID, output=words)
 
 
-def _said(outcome: Outcome, words: str) -> Result:
+def _said(outcome: ApplyOutcome, words: str) -> Result:
     good = outcome.state is State.SUCCESS
     return Result(success=good, message=words if good else outcome.error, output=outcome.error)

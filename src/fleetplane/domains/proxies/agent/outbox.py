@@ -1,17 +1,12 @@
-"""What the server must hear even if the connection breaks: kept until it says that it has it.
-
-Bounded: with a server away for long the oldest goes, and is counted. What is only of passing
-interest, such as health, is not kept here but made anew.
-"""
+"""Events and outcomes of configurations on their way to the server, which acknowledges each by an id."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Callable
 from typing import Final
 
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+from fleetplane.node.outbox import Outbox
 
 LIMIT: Final = 256
 
@@ -25,39 +20,17 @@ def receipt_of(payload: Payload) -> str:
     return f"{payload.config_id}:{payload.version}:{pb.ConfigApplyStatus.Name(payload.status)}"
 
 
-class Outbox:
+class ProxyOutbox(Outbox[str, Payload]):
     def __init__(self, *, limit: int = LIMIT) -> None:
-        self._waiting: OrderedDict[str, Payload] = OrderedDict()
-        self._limit = limit
-        self._changed = asyncio.Event()
-        self.dropped = 0
-        self.on_receipt: Callable[[Payload], None] = lambda _: None
+        super().__init__(limit=limit)
+        self.receipts: asyncio.Queue[Payload] = asyncio.Queue(limit)
+        """What the server says that it has, for whoever kept it elsewhere as well."""
 
-    def __repr__(self) -> str:
-        return f"<Outbox waiting={len(self._waiting)} dropped={self.dropped}>"
-
-    def put(self, payload: Payload) -> None:
-        receipt = receipt_of(payload)
-        self._waiting.pop(receipt, None)  # said again: it goes to the end, and out once more
-        self._waiting[receipt] = payload
-        if len(self._waiting) > self._limit:
-            self._waiting.popitem(last=False)
-            self.dropped += 1
-        self._changed.set()
+    def add(self, payload: Payload) -> None:
+        self.put(receipt_of(payload), payload)
 
     def acknowledged(self, receipt: str) -> bool:
-        payload = self._waiting.pop(receipt, None)
-        if payload is not None:
-            self.on_receipt(payload)
+        payload = self.confirmed(receipt)
+        if payload is not None and not self.receipts.full():
+            self.receipts.put_nowait(payload)
         return payload is not None
-
-    def waiting(self) -> list[Payload]:
-        return list(self._waiting.values())
-
-    def wake(self) -> None:
-        """Somebody should look again at what is waiting."""
-        self._changed.set()
-
-    async def changed(self) -> None:
-        await self._changed.wait()
-        self._changed.clear()

@@ -7,27 +7,32 @@ from what the server has not acknowledged.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 import grpc
 import grpc.aio
+import msgspec
 import structlog
 
-from fleetplane.domains.proxies.agent.commands import Commander
+from fleetplane.domains.proxies.agent.commands import CommandHandler
 from fleetplane.domains.proxies.agent.credential import Credential
-from fleetplane.domains.proxies.agent.link import LinkLost, Refused, translated
-from fleetplane.domains.proxies.agent.outbox import Outbox, Payload, receipt_of
-from fleetplane.domains.proxies.agent.shipping import Shipper
+from fleetplane.domains.proxies.agent.outbox import ProxyOutbox
+from fleetplane.domains.proxies.agent.reports.log_shipping import Shipper
+from fleetplane.domains.proxies.agent.server_address import Superseded, translated
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2_grpc
 from fleetplane.kernel.clock import Clock
+from fleetplane.node import link
+from fleetplane.node.link import LinkLost, Refused
+from fleetplane.node.upgrade.following import Follow, no_check_in
+from fleetplane.node.writer import StreamWriter
 
 REGISTRATION_SECONDS: Final = 10.0
 RECEIPT_SECONDS: Final = 30.0
-"""After that a batch is sent again; whoever has it already knows it by its ids."""
+"""Seconds after which an unacknowledged batch is sent again; its ids make repetitions harmless."""
 HEARTBEAT_SECONDS: Final = 30.0
 METRICS_SECONDS: Final = 15.0
 GOODBYE_SECONDS: Final = 1.0
@@ -54,14 +59,18 @@ class Node:
     introduction: pb.RegistrationRequest
     """Without the token."""
     offer: Callable[[pb.ConfigUpdate], None]
-    commander: Commander
-    outbox: Outbox
+    learn_lineage: Callable[[str], None]
+    """Called with the lineage of the server's store, where the server sends it."""
+    commander: CommandHandler
+    outbox: ProxyOutbox
     reports: Reports
     shippers: tuple[Shipper, ...]
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
     say_again_seconds: float = 5.0
     """Before a message that the server could not take is sent once more."""
+    check_in: Follow = no_check_in
+    """Says which version this is, over each connection."""
     last_stamp: list[int] = field(default_factory=lambda: [0])
 
     def stamp(self) -> int:
@@ -80,17 +89,19 @@ class Session:
         registered: Callable[[Credential], None],
     ) -> None:
         self._node = node
+        self._channel = channel
         self._registered = registered
         self._credential = credential
         self._agent_id = credential.agent_id
         self._heartbeat_seconds = HEARTBEAT_SECONDS
         stub = agent_pb2_grpc.AgentServiceStub(channel)
-        self._call = stub.Stream(metadata=(("authorization", f"Bearer {credential.token}"),))
-        self._writing = asyncio.Lock()  # a stream has one writer at a time
+        # The certificate of the connection says who we are; before there is one, the token does.
+        self._shown = (("authorization", f"Bearer {credential.token}"),) if credential.token else ()
+        self._call = stub.Stream(metadata=self._shown)
+        self._writer: StreamWriter[pb.AgentMessage] = StreamWriter(self._call, translated)
         self._receipts: dict[str, asyncio.Future[str]] = {}
-        self._sent: dict[str, Payload] = {}
-        """What of the outbox went out on this stream."""
         self._refusals: dict[str, int] = {}
+        self._log_columns = False
         self.established = False
 
     def __repr__(self) -> str:
@@ -102,49 +113,56 @@ class Session:
         try:
             await self._register()
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._writer.run())
                 tasks.create_task(self._flush())
                 tasks.create_task(self._beat())
                 tasks.create_task(self._measure())
+                tasks.create_task(self._node.check_in(self._channel, lambda: self._shown))
                 for shipper in self._node.shippers:
-                    tasks.create_task(shipper.run(self._deliver, self._agent_id))
+                    shipping = shipper.run(self._deliver, self._agent_id, columns=self._log_columns)
+                    tasks.create_task(shipping)
                 await self._listen()
         except* (grpc.aio.AioRpcError, LinkLost, Refused) as group:
-            ends = list(_leaves(group))
+            ends = list(link.causes(group))
         finally:
             await self._say_goodbye()
-        raise _why(ends)
+        raise link.most_telling(ends, (Refused, Superseded, LinkLost), translated)
 
     async def _register(self) -> None:
         introduction = pb.RegistrationRequest()
         introduction.CopyFrom(self._node.introduction)
         introduction.token = self._credential.token
-        await self._send(pb.AgentMessage(registration=introduction))
+        message = pb.AgentMessage(registration=introduction)
+        self._stamp(message)
+        await self._writer.first(message)
         try:
             async with asyncio.timeout(REGISTRATION_SECONDS):
                 answer = await self._call.read()
         except TimeoutError as error:
             raise LinkLost("the server does not answer the registration") from error
         if not isinstance(answer, pb.MasterMessage):
-            raise translated(await self._end())
+            raise translated(await link.ending(self._call))
         response = answer.registration_response
         if answer.WhichOneof("payload") != "registration_response":
             raise LinkLost("the server answered the registration with something else")
         if not response.success:
-            raise Refused(response.error_message or "the registration was refused")
+            raise await self._refusal(response.error_message or "the registration was refused")
         self._agent_id = response.agent_id
         if response.heartbeat_interval_seconds > 0:
             self._heartbeat_seconds = float(response.heartbeat_interval_seconds)
+        self._node.learn_lineage(response.lineage)
+        self._log_columns = response.log_columns
         self.established = True
-        self._registered(Credential(token=self._credential.token, agent_id=response.agent_id))
+        self._registered(msgspec.structs.replace(self._credential, agent_id=response.agent_id))
 
-    async def _end(self) -> grpc.aio.AioRpcError:
-        """How the stream ended, as the error it would have raised."""
-        return grpc.aio.AioRpcError(
-            await self._call.code(),
-            await self._call.initial_metadata(),
-            await self._call.trailing_metadata(),
-            await self._call.details(),
-        )
+    async def _refusal(self, words: str) -> LinkLost | Refused:
+        """What a refused registration means: the status that follows it says whether to come again soon."""
+        try:
+            async with asyncio.timeout(REGISTRATION_SECONDS):
+                found = translated(await link.ending(self._call))
+        except TimeoutError:
+            return Refused(words)
+        return found if isinstance(found, Superseded) else Refused(words)
 
     # Reading.
 
@@ -163,7 +181,7 @@ class Session:
                     )
                 case _:
                     self._node.log.debug("message_not_understood")
-        raise translated(await self._end())
+        raise translated(await link.ending(self._call))
 
     def _take_receipt(self, ack: pb.Ack) -> None:
         fault = "" if ack.success else (ack.error_message or "refused")
@@ -180,41 +198,37 @@ class Session:
         """The server could not take it now. What it will never take waits for the next session, at most."""
         turns = self._refusals.get(receipt, 0) + 1
         self._refusals[receipt] = turns
-        if turns <= SAY_AGAIN_TURNS and self._sent.pop(receipt, None) is not None:
+        if turns <= SAY_AGAIN_TURNS and self._node.outbox.again(receipt):
             again_in = self._node.say_again_seconds * turns
             asyncio.get_running_loop().call_later(again_in, self._node.outbox.wake)
 
     # Writing.
 
     async def _send(self, message: pb.AgentMessage, waiting: asyncio.Future[str] | None = None) -> str:
-        """Under which id the message will be acknowledged; `waiting` is told then."""
-        message.agent_id = self._agent_id
-        async with self._writing:
-            message.timestamp = self._node.stamp()
-            receipt = str(message.timestamp)
-            if waiting is not None:
-                self._receipts[receipt] = waiting  # before it is sent: the answer may be quick
-            try:
-                await self._call.write(message)
-            except asyncio.InvalidStateError as error:
-                raise LinkLost("the stream has ended") from error
+        """Send a message; returns the id under which it will be acknowledged to `waiting`."""
+        receipt = self._stamp(message)
+        if waiting is not None:
+            self._receipts[receipt] = waiting  # before it is sent: the answer may be quick
+        await self._writer.send(message)
         return receipt
+
+    def _stamp(self, message: pb.AgentMessage) -> str:
+        message.agent_id = self._agent_id
+        message.timestamp = self._node.stamp()
+        return str(message.timestamp)
 
     async def _flush(self) -> NoReturn:
         """Send what the server has not acknowledged, everything once on a new stream."""
+        outbox = self._node.outbox
+        outbox.new_stream()
         while True:
-            for payload in self._node.outbox.waiting():
-                receipt = receipt_of(payload)
-                if self._sent.get(receipt) is payload:
-                    continue
-                self._sent[receipt] = payload
+            for receipt, payload in outbox.unsent():
+                outbox.sent(receipt, payload)  # before it is: the answer may be quick
                 if isinstance(payload, pb.Event):
                     await self._send(pb.AgentMessage(event=payload))
                 else:
                     await self._send(pb.AgentMessage(config_status=payload))
-            await self._node.outbox.changed()
-            still = {receipt_of(payload) for payload in self._node.outbox.waiting()}
-            self._sent = {receipt: payload for receipt, payload in self._sent.items() if receipt in still}
+            await outbox.changed()
 
     async def _beat(self) -> NoReturn:
         reports, clock = self._node.reports, self._node.clock
@@ -250,20 +264,3 @@ class Session:
             async with asyncio.timeout(GOODBYE_SECONDS):
                 await self._call.done_writing()
         self._call.cancel()
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for one in error.exceptions:
-            yield from _leaves(one)
-    else:
-        yield error
-
-
-def _why(ends: list[BaseException]) -> LinkLost | Refused:
-    """Several tasks saw the stream end; a refusal says most."""
-    said = [translated(one) if isinstance(one, grpc.aio.AioRpcError) else one for one in ends]
-    for one in said:
-        if isinstance(one, Refused):
-            return one
-    return next((one for one in said if isinstance(one, LinkLost)), LinkLost("the server ended the stream"))

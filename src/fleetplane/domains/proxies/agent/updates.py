@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from fleetplane.domains.proxies.agent.checksum import checksum
-from fleetplane.domains.proxies.agent.journal import State, Status
+from fleetplane.domains.proxies.agent.nginx.change_journal import State, Status
+from fleetplane.domains.proxies.nginx.checksum import checksum
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
 
 class Updates:
-    """A place for one: what it held is told that it was overtaken."""
+    """Holds one pending update; a newer one marks the former as superseded."""
 
     def __init__(self, overtaken: Callable[[Status], None]) -> None:
         self._overtaken = overtaken

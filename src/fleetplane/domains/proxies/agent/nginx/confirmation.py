@@ -1,0 +1,112 @@
+"""Has NGINX taken the new configuration? Decided from what can be observed. Pure.
+
+Exit codes say nothing: a reload that cannot bind its port sends the signal, ends with 0, and the
+old workers serve on. One answer from the new release says too little: for about 100 ms after
+it the old workers still take connections. And when going back, the old workers never stopped
+answering with the old release. So a release is confirmed when, for a while without interruption,
+
+- every answer names it, and
+- there are workers, all of them started after the signal (those that are shutting down aside), and
+- NGINX's master has logged nothing fatal since.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+STEADY_SECONDS: Final = 0.5
+LIMIT_SECONDS: Final = 10.0
+"""Four times what NGINX itself takes to give up on a port."""
+WORDS_LIMIT: Final = 4000
+
+_LINE: Final = re.compile(r"^\S+ \S+ \[(?P<level>\w+)\] (?P<pid>\d+)#\d+: (?P<words>.*)$")
+_FATAL: Final = frozenset({"emerg", "alert", "crit"})
+_RETRIED: Final = re.compile(r"bind\(\) to .* failed|listen\(\) to .* failed")
+"""NGINX tries again for 2.5 s, and then says that it still could not."""
+_ABOUT_WORKERS: Final = re.compile(r"worker process \d+ exited|cache \w+ process \d+ exited")
+"""The end of an old worker says nothing about the new release."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    pid: int
+    started: int
+    """In ticks since the machine started: a number used again is not the same worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One observation."""
+
+    now: float
+    answer: str | None
+    """The release that answered; None if there was no answer."""
+    workers: frozenset[Worker]
+    """Those that are not shutting down."""
+    running: bool
+    log: Iterable[str] = ()
+    """New lines of NGINX's log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    words: str
+
+
+Verdict = Confirmed | Refused | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """Collects looks until they decide."""
+
+    release: str
+    before: frozenset[Worker]
+    """The workers that were there before the signal."""
+    master: int
+    started: float
+    steady_seconds: float = STEADY_SECONDS
+    limit_seconds: float = LIMIT_SECONDS
+    words: list[str] = field(default_factory=list)
+    _steady_since: float | None = None
+    _steady_workers: frozenset[Worker] = frozenset()
+
+    def observe(self, look: Look) -> Verdict:
+        if (refusal := self._read(look.log)) is not None:
+            return refusal
+        if not look.running:
+            return self._refuse("NGINX is gone")
+        if look.answer != self.release or not look.workers or look.workers & self.before:
+            self._steady_since = None
+        elif self._steady_since is None or look.workers != self._steady_workers:
+            self._steady_since, self._steady_workers = look.now, look.workers
+        elif look.now - self._steady_since >= self.steady_seconds:
+            return Confirmed()
+        if look.now - self.started > self.limit_seconds:
+            return self._refuse(f"release {self.release} was not confirmed in {self.limit_seconds:g} s")
+        return None
+
+    def _read(self, lines: Iterable[str]) -> Refused | None:
+        for line in lines:
+            found = _LINE.match(line)
+            if found is None or found["level"] not in _FATAL or int(found["pid"]) != self.master:
+                continue
+            if _ABOUT_WORKERS.search(line):
+                continue
+            words = f"[{found['level']}] {found['words']}"
+            if words not in self.words:
+                self.words.append(words)
+            if not _RETRIED.search(line):
+                return self._refuse()
+        return None
+
+    def _refuse(self, *more: str) -> Refused:
+        return Refused("; ".join([*self.words, *more])[:WORDS_LIMIT])

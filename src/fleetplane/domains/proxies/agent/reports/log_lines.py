@@ -1,0 +1,224 @@
+"""Lines of NGINX's logs as entries for the server, and what is counted from them. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from fleetplane.domains.proxies.nginx.upstreams import UPSTREAM_PREFIX
+from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+from fleetplane.node.logs.tail import Line
+
+_NAMESPACE: Final = uuid.UUID("6f0f2b1e-7c0d-5d3a-9a54-0a2f2c1c7a11")
+_ERROR: Final = re.compile(
+    r"^(?P<time>\d{4}/\d\d/\d\d \d\d:\d\d:\d\d) \[(?P<level>\w+)\] (?P<pid>\d+)#\d+: (?P<words>.*)$"
+)
+_COPIED: Final = (
+    "remote_addr",
+    "method",
+    "uri",
+    "protocol",
+    "host",
+    "status",
+    "body_bytes_sent",
+    "bytes_sent",
+    "request_length",
+    "user_agent",
+    "referer",
+    "request_id",
+    "virtual_host_id",
+    "stream_id",
+    "cache_status",
+    "upstream_statuses",
+    "location",
+    "upstream_id",
+)
+BUCKETS_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+def entry_id(agent_id: str, place: str) -> str:
+    """The id of a line: the same whenever it is sent, so that repetitions are recognised."""
+    return str(uuid.uuid5(_NAMESPACE, f"{agent_id}:{place}"))
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the access log; every field is text, and may be empty or `-`."""
+
+    time: str = ""
+    remote_addr: str = ""
+    method: str = ""
+    uri: str = ""
+    protocol: str = ""
+    host: str = ""
+    status: str = ""
+    body_bytes_sent: str = ""
+    bytes_sent: str = ""
+    request_length: str = ""
+    request_time: str = ""
+    upstream_response_time: str = ""
+    user_agent: str = ""
+    referer: str = ""
+    request_id: str = ""
+    virtual_host_id: str = ""
+    stream_id: str = ""
+    """Of a connection that a stream passed on; empty for requests."""
+    cache_status: str = ""
+    upstream_statuses: str = ""
+    """Of every server that was tried."""
+    location: str = ""
+    upstream_id: str = ""
+
+
+_DECODER: Final = msgspec.json.Decoder(Request)
+
+
+def parse_request(text: bytes) -> Request | None:
+    """None for what is no line of ours. Bytes that are not UTF-8 come from visitors, and are replaced."""
+    try:
+        return _DECODER.decode(text)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass
+    try:
+        return _DECODER.decode(text.decode("utf-8", "replace").encode())
+    except msgspec.MsgspecError:
+        return None
+
+
+def access_entry(request: Request, *, identity: str) -> pb.LogEntry:
+    fields = {name: value for name in _COPIED if (value := getattr(request, name))}
+    if request.upstream_id:
+        fields["upstream_id"] = _upstream(request)
+    fields["id"] = identity
+    fields["response_time_ms"] = _milliseconds(request.request_time)
+    if upstream := _upstream_milliseconds(request):
+        fields["upstream_response_time_ms"] = upstream
+    return pb.LogEntry(
+        timestamp=_moment(request),
+        level="access",
+        message=_told(request),
+        fields=fields,
+    )
+
+
+def access_columns(requests: Sequence[Request], identities: Sequence[str]) -> bytes:
+    """The same by field, for servers that take it so. Fields that are empty in every line are left out."""
+    fields = {name: [getattr(request, name) for request in requests] for name in _COPIED}
+    fields["upstream_id"] = [_upstream(request) for request in requests]
+    fields["response_time_ms"] = [_milliseconds(request.request_time) for request in requests]
+    fields["upstream_response_time_ms"] = [_upstream_milliseconds(request) for request in requests]
+    told = {name: column for name, column in fields.items() if any(column)}
+    times = [_moment(request) for request in requests]
+    return msgspec.msgpack.encode({"time": times, "id": identities, "fields": told})
+
+
+def _upstream(request: Request) -> str:
+    """NGINX knows the group of servers by a name that is made of its id."""
+    return request.upstream_id.removeprefix(UPSTREAM_PREFIX)
+
+
+def _moment(request: Request) -> int:
+    return round(_number(request.time) * 1000)
+
+
+def _upstream_milliseconds(request: Request) -> str:
+    """Several attempts are separated by commas and colons; the last one answered."""
+    if request.upstream_response_time in ("", "-"):
+        return ""
+    last = re.split(r"[,:]\s*", request.upstream_response_time)[-1].strip(" -")
+    return _milliseconds(last) if last else ""
+
+
+def _told(request: Request) -> str:
+    if request.stream_id:
+        return f"{request.method} {request.uri}"
+    return f"{request.method} {request.uri} {request.protocol}"
+
+
+def error_entry(text: bytes, *, identity: str) -> pb.LogEntry | None:
+    found = _ERROR.match(text.decode("utf-8", "replace"))
+    if found is None:
+        return None
+    local = dt.datetime.strptime(found["time"], "%Y/%m/%d %H:%M:%S").astimezone()
+    return pb.LogEntry(
+        timestamp=round(local.timestamp() * 1000),
+        level=found["level"],
+        message=found["words"],
+        fields={"source": "nginx_error", "pid": found["pid"], "id": identity},
+    )
+
+
+def requests_of(lines: Iterable[Line], agent_id: str) -> Iterator[tuple[Request, str]]:
+    """What can be read, with the id of each line."""
+    for line in lines:
+        if (request := parse_request(line.text)) is not None:
+            yield request, entry_id(agent_id, line.place)
+
+
+def access_batch(requests: Sequence[Request], identities: Sequence[str], *, columns: bool) -> pb.LogBatch:
+    if columns and requests:
+        return pb.LogBatch(columns=access_columns(requests, identities))
+    pairs = zip(requests, identities, strict=True)
+    return pb.LogBatch(entries=[access_entry(request, identity=identity) for request, identity in pairs])
+
+
+def error_entries(lines: Iterable[Line], agent_id: str) -> Iterator[pb.LogEntry]:
+    for line in lines:
+        if (entry := error_entry(line.text, identity=entry_id(agent_id, line.place))) is not None:
+            yield entry
+
+
+class Traffic(msgspec.Struct, kw_only=True):
+    """What the access log adds up to. Only ever grows; kept from one agent to the next."""
+
+    responses: dict[str, int] = {}
+    """By `class host-id`, such as `2xx 880e8400-...`."""
+    request_bytes: int = 0
+    response_bytes: int = 0
+    durations: list[int] = msgspec.field(default_factory=lambda: [0] * (len(BUCKETS_SECONDS) + 1))
+    """Requests per bucket, the last for those slower than all."""
+    duration_seconds: float = 0.0
+    unreadable: int = 0
+
+    def count(self, request: Request) -> None:
+        """Requests only: a connection of a stream may have carried thousands of them, or none."""
+        if request.stream_id:
+            return
+        status = request.status
+        code_class = f"{status[0]}xx" if status[:1] in ("1", "2", "3", "4", "5") else "other"
+        key = f"{code_class} {request.virtual_host_id}"
+        self.responses[key] = self.responses.get(key, 0) + 1
+        self.request_bytes += int(_number(request.request_length))
+        self.response_bytes += int(_number(request.bytes_sent))
+        seconds = _number(request.request_time)
+        self.duration_seconds += seconds
+        bucket = next((i for i, edge in enumerate(BUCKETS_SECONDS) if seconds <= edge), len(BUCKETS_SECONDS))
+        self.durations[bucket] += 1
+
+    def copy(self) -> Traffic:
+        return msgspec.structs.replace(self, responses=dict(self.responses), durations=list(self.durations))
+
+
+def _number(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        return 0.0
+    return number if 0.0 <= number < 1e15 else 0.0
+
+
+def _milliseconds(text: str) -> str:
+    return f"{_number(text) * 1000:g}"
+
+
+def read_traffic(note: str) -> Traffic:
+    """What was counted before; nothing if there is no note or it is of another make."""
+    try:
+        traffic = msgspec.json.decode(note, type=Traffic)
+    except msgspec.MsgspecError:
+        return Traffic()
+    return traffic if len(traffic.durations) == len(BUCKETS_SECONDS) + 1 else Traffic()

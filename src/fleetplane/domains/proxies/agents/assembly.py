@@ -1,0 +1,210 @@
+"""The agents' half of the proxies domain, composed.
+
+Offers what the other half asks for (`ports`), and what the composition root serves and runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+
+from fleetplane.domains.blueprint import Service
+from fleetplane.domains.proxies.agents.commands import AgentCommander
+from fleetplane.domains.proxies.agents.controller import AgentController, AgentPolicy
+from fleetplane.domains.proxies.agents.events import AGENT_EVENT
+from fleetplane.domains.proxies.agents.identity import Door
+from fleetplane.domains.proxies.agents.intake import Discard, Intake
+from fleetplane.domains.proxies.agents.live import STREAM, AgentPresences, LiveAgent
+from fleetplane.domains.proxies.agents.machines import Machines
+from fleetplane.domains.proxies.agents.records import Roster
+from fleetplane.domains.proxies.agents.runs import PROXY_RUN, ProxyChannel, ProxyRuns
+from fleetplane.domains.proxies.agents.stream import STREAM_POLICY, AgentStreams
+from fleetplane.domains.proxies.grpc.agents import AGENT_ROLE, AgentService
+from fleetplane.domains.proxies.grpc.identity import AgentIdentityService
+from fleetplane.domains.proxies.rules.alerts import ALERT
+from fleetplane.domains.proxies.serving.agent_configs import Configs
+from fleetplane.domains.proxies.serving.private_keys import Vault
+from fleetplane.domains.proxies.serving.workspaces import Workspaces
+from fleetplane.fleet.runs.runs import Runs
+from fleetplane.fleet.streams.host import StreamHost, StreamPolicy
+from fleetplane.gen.fleetplane.proxies.v1 import identity_pb2
+from fleetplane.gen.nxmesh.agent.v1 import agent_pb2
+from fleetplane.kernel.access import Grant, Permission, Role
+from fleetplane.kernel.attention import Attention
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, run
+from fleetplane.kernel.freeze import FREEZE
+from fleetplane.kernel.identity import Authority
+from fleetplane.kernel.identity.revocation import Revocations
+from fleetplane.kernel.reconcile import LEASE
+from fleetplane.kernel.resources import AnyKind
+from fleetplane.kernel.sessions.sessions import Sessions
+from fleetplane.kernel.store import Store
+from fleetplane.rpc import Authentication, Authenticator, MethodRow, Rate
+
+LISTENER = "proxy-agents"
+REPORT = Permission("proxies.report")
+MESSAGE_LIMIT_BYTES = 16 * 1024 * 1024
+"""A full configuration with its certificates, or a large batch of log lines."""
+STREAM_RATE = Rate(per_second=100.0, burst=4096)
+"""Per address: a fleet that comes back behind one address must get in, a guesser must not get far."""
+
+ENROL_RATE = Rate(per_second=10.0, burst=512)
+"""Per address: each costs a signature; an agent asks once, and then every three weeks."""
+
+_IDENTITY = identity_pb2.DESCRIPTOR.services_by_name["AgentIdentity"]
+_SERVICE = agent_pb2.DESCRIPTOR.services_by_name["AgentService"]
+
+KINDS: Sequence[AnyKind] = (ALERT, AGENT_EVENT, PROXY_RUN, COMMAND, COMMAND_TARGET, FREEZE, LEASE)
+METHODS: Sequence[MethodRow] = (
+    MethodRow(
+        path=f"/{_SERVICE.full_name}/Stream",
+        listener=LISTENER,
+        # The first message has the token; agents need not show it in the connection as well.
+        authentication=Authentication.ANONYMOUS,
+        permission=None,
+        rate=STREAM_RATE,
+        max_request_bytes=MESSAGE_LIMIT_BYTES,
+    ),
+    *(
+        MethodRow(
+            path=f"/{_SERVICE.full_name}/{method}",
+            listener=LISTENER,
+            authentication=Authentication.TOKEN,
+            permission=REPORT,
+            max_request_bytes=MESSAGE_LIMIT_BYTES,
+        )
+        for method in ("ReportHealth", "ReportMetrics")
+    ),
+    *(
+        MethodRow(
+            path=f"/{_IDENTITY.full_name}/{method}",
+            listener=LISTENER,
+            # The token, or the key that signed the request, says who asks.
+            authentication=Authentication.ANONYMOUS,
+            permission=None,
+            rate=ENROL_RATE,
+        )
+        for method in ("Enrol", "Renew")
+    ),
+)
+GRANTS: Mapping[Role, Iterable[Grant]] = {AGENT_ROLE: (Grant(permission=REPORT),)}
+
+
+class AgentSide:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        workspaces: Workspaces,
+        vault: Vault,
+        revocations: Revocations,
+        intake: Intake | None = None,
+        policy: AgentPolicy | None = None,
+        stream: StreamPolicy | None = None,
+        challenge_address: str = "",
+        attention: Attention | None = None,
+        authority: Authority | None = None,
+    ) -> None:
+        """`challenge_address` is the `host:port` that answers ACME challenges.
+
+        Without an `authority` agents get no certificates and go on with their tokens.
+        """
+        self._clock = clock
+        self._attention = attention = attention or Attention(clock)
+        policy = policy or AgentPolicy()
+        self.sessions = sessions = Sessions(revocations)
+        roster = Roster(store)
+        self.machines = machines = Machines(store, clock)
+        self.presences = AgentPresences(sessions)
+        self.commander = AgentCommander(store, clock, self.presences)
+        channel = ProxyChannel(
+            store, ledger=self.commander.ledger, is_present=self.commander.courier.is_present
+        )
+        self.runs: ProxyRuns = Runs(store, clock, channel)
+        self.controller = AgentController(
+            store=store,
+            clock=clock,
+            roster=roster,
+            presences=self.presences,
+            workspaces=workspaces,
+            configs=Configs(vault, challenge_address=challenge_address),
+            commands=self.commander.ledger,
+            policy=policy,
+            attention=attention,
+        )
+        door = Door(
+            roster=roster, machines=machines, authority=authority, revocations=revocations, clock=clock
+        )
+        intake = intake or Discard()
+        self._streams = AgentStreams(
+            roster=roster,
+            machines=machines,
+            door=door,
+            presences=self.presences,
+            controller=self.controller,
+            commander=self.commander,
+            workspaces=workspaces,
+            intake=intake,
+            clock=clock,
+            policy=policy,
+            lineage=store.lineage,
+        )
+        self._host: StreamHost[agent_pb2.AgentMessage, agent_pb2.MasterMessage, LiveAgent] = StreamHost(
+            self._streams,
+            stream=STREAM,
+            presences=self.presences,
+            sessions=sessions,
+            clock=clock,
+            policy=stream or STREAM_POLICY,
+        )
+        service = AgentService(
+            streams=self._streams,
+            host=self._host,
+            roster=roster,
+            machines=machines,
+            door=door,
+            presences=self.presences,
+            controller=self.controller,
+            intake=intake,
+            clock=clock,
+        )
+        identity = AgentIdentityService(
+            roster=roster,
+            machines=machines,
+            presences=self.presences,
+            authority=authority,
+            revocations=revocations,
+            heartbeat_seconds=float(policy.heartbeat_seconds),
+        )
+        self.services: Sequence[Service] = (
+            Service(listener=LISTENER, descriptor=_SERVICE, servicer=service),
+            Service(listener=LISTENER, descriptor=_IDENTITY, servicer=identity),
+        )
+        self.authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = {
+            LISTENER: {Authentication.TOKEN: service.authenticate}
+        }
+
+    def __repr__(self) -> str:
+        return f"<AgentSide connected={len(self.presences)}>"
+
+    async def prepare(self) -> None:
+        """Take up what an earlier server left behind, before agents come in."""
+        self.commander.ledger.recover()
+        await self.runs.prepare()
+        self.controller.take_up()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.controller.run(), name="proxies/controller")
+            tasks.create_task(self.runs.run(), name="proxies/runs")
+            tasks.create_task(
+                run(self.commander.ledger, self._clock, self._attention), name="proxies/commands"
+            )
+            places = self.commander.courier.run(self.commander.ledger, self._attention)
+            tasks.create_task(places, name="proxies/places")
+
+    def drain(self) -> None:
+        self._host.stop(self._streams.going_away)

@@ -1,0 +1,132 @@
+"""Commands for agents: issued through the ledger, delivered on the agent's stream."""
+
+from __future__ import annotations
+
+from fleetplane.domains.proxies import wire
+from fleetplane.domains.proxies.agents.live import AgentPresences, LiveAgent
+from fleetplane.domains.proxies.agents.ports import AgentOrder, Result, Verb
+from fleetplane.domains.proxies.kinds.records import Agent
+from fleetplane.fleet.streams.courier import StreamCourier
+from fleetplane.fleet.streams.presence import Flight
+from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.commands import Command, Commands, State, state_of
+from fleetplane.kernel.errors import Unavailable
+from fleetplane.kernel.store import Store
+
+CHANNEL = "proxies"
+ANSWER_SECONDS = {
+    Verb.RELOAD: 15.0,
+    Verb.RESTART: 30.0,
+    Verb.STATUS: 15.0,
+    Verb.VALIDATE: 15.0,
+    Verb.SHOW: 15.0,
+    # The version has 30 s to come, the other NGINX 10 s to stop, ours 10 s to be confirmed; and the way back.
+    Verb.TAKE_OVER: 120.0,
+    Verb.GIVE_BACK: 60.0,
+}
+STOP_SLACK_SECONDS = 10.0
+"""Beyond the time that stopping may take."""
+IN_FLIGHT = 16
+"""Commands that an agent has at once, as daemons of edge do; it works on them one after the other."""
+REPEATABLE = frozenset({Verb.RELOAD, Verb.STATUS, Verb.VALIDATE, Verb.SHOW})
+"""Doing these twice does no harm; a restart or a stop that may have happened is not sent again."""
+_WORDS = {
+    Verb.RELOAD: "Nginx reloaded successfully",
+    Verb.RESTART: "Nginx restarted successfully",
+    Verb.STOP: "Nginx stopped successfully",
+    Verb.STATUS: "Status reported",
+    Verb.VALIDATE: "Configuration is valid",
+    Verb.SHOW: "Shown",
+    Verb.TAKE_OVER: "NGINX was taken over",
+    Verb.GIVE_BACK: "NGINX was given back",
+}
+_UNHEARD = {
+    State.UNDELIVERABLE: "is not connected",
+    State.EXPIRED: "did not come back in time",
+    State.TIMED_OUT: "did not answer in time",
+    State.CANCELLED: "had the command taken back",
+}
+
+
+class AgentCommander:
+    def __init__(self, store: Store, clock: Clock, presences: AgentPresences) -> None:
+        self._clock = clock
+        self.courier: StreamCourier[pb.MasterMessage, LiveAgent, Flight] = StreamCourier(
+            presences, self, clock, channel=CHANNEL
+        )
+        self.ledger = Commands(
+            store, clock, channel=CHANNEL, courier=self.courier, stops=lambda _agent: False
+        )
+
+    # For the courier.
+
+    def takes_work(self, _live: LiveAgent) -> bool:
+        return True
+
+    def room(self, _live: LiveAgent) -> int:
+        return IN_FLIGHT
+
+    def encode(self, _live: LiveAgent, command: Command) -> tuple[pb.MasterMessage, Flight]:
+        order = pb.Command.FromString(command.spec.payload)
+        order.command_id = command.name
+        now_ns = self._clock.now_ns()
+        flight = Flight(sent_at_ns=now_ns, over_at_ns=now_ns + command.spec.run_for_ns)
+        return pb.MasterMessage(timestamp=wire.moment(now_ns), command=order), flight
+
+    def encode_recall(self, _live: LiveAgent, _command: str, _reason: str) -> None:
+        """Agents know no way to take a command back: what they do is short."""
+
+    # For the stream.
+
+    async def settle(self, agent_id: str) -> None:
+        """Before a stream is open: what may have been lost with an earlier one and can be repeated waits."""
+        await self.ledger.renewed(agent_id)
+
+    async def arrived(self, live: LiveAgent) -> None:
+        """Send what waits."""
+        await self.ledger.room(live.agent)
+
+    async def answered(self, live: LiveAgent, said: wire.Answer) -> None:
+        """Take an agent's answer in, also for a command of an earlier stream."""
+        flight = self.courier.landed(live, said.command)
+        await self.ledger.answered(
+            live.agent, said.command, ok=said.success, detail=said.message, output=said.output
+        )
+        if flight is not None:
+            await self.ledger.room(live.agent)
+
+    # For REST.
+
+    async def order(self, agent: Agent, order: AgentOrder, *, actor: str) -> Result:
+        """The agent's own answer; raises `Unavailable` if it is away or does not answer in time."""
+        seconds = ANSWER_SECONDS.get(order.verb, order.timeout_seconds + STOP_SLACK_SECONDS)
+        issued = await self.ledger.issue(
+            agent.scope,
+            order.verb,
+            [agent.name],
+            actor=actor,
+            payload=wire.command(order).SerializeToString(),
+            deliver_within_seconds=seconds,
+            run_for_seconds=seconds,
+            repeatable=order.verb in REPEATABLE,
+        )
+        (target,) = self.ledger.targets(await self.ledger.finished(issued))
+        state = state_of(target)
+        said = target.status.detail if target.status is not None else ""
+        if state is State.EXPIRED and self.courier.is_present(agent.name):
+            raise Unavailable(
+                f"agent {agent.spec.name} has {IN_FLIGHT} commands to answer, and took no other in time",
+                hint="try again when those have ended",
+            )
+        if state not in (State.OK, State.FAILED):
+            raise Unavailable(f"agent {agent.spec.name} {_UNHEARD[state]}")
+        success = state is State.OK
+        output = self.ledger.outputs.get(issued.name, agent.name)
+        if order.verb is Verb.SHOW:  # it may hold secrets, and whoever asked has it
+            self.ledger.outputs.forget(issued.name, agent.name)
+        return Result(
+            success=success,
+            message=said or (_WORDS[order.verb] if success else f"{order.verb} failed"),
+            output=output,
+        )

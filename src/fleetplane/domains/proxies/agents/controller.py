@@ -1,0 +1,412 @@
+"""Keeping agents as they should be: connected ones at the desired version, silent ones offline.
+
+Looks at one agent at a time, whatever made it look: a report, a change, a moment. Everything it
+does follows from what is so then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import structlog
+
+from fleetplane.domains.proxies.agents.live import (
+    CLOSED,
+    DELETED,
+    TIMED_OUT,
+    AgentPresences,
+    LiveAgent,
+    Standing,
+    is_observing,
+    standing,
+)
+from fleetplane.domains.proxies.agents.records import Roster, actor, observed
+from fleetplane.domains.proxies.kinds.records import (
+    AGENT,
+    CONFIG_VERSION,
+    Agent,
+    Deployment,
+    agent_scope,
+    version_name,
+)
+from fleetplane.domains.proxies.kinds.values import AgentState, Observed
+from fleetplane.domains.proxies.rules import deployment
+from fleetplane.domains.proxies.rules.alerts import GRAVE, AlertPolicy
+from fleetplane.domains.proxies.rules.deployment import GiveUp, RetryPolicy, Send, Settled, Wait
+from fleetplane.domains.proxies.serving.agent_configs import Configs, Prepared
+from fleetplane.domains.proxies.serving.workspaces import Workspaces
+from fleetplane.domains.proxies.wire import moment
+from fleetplane.fleet import freeze as freezing
+from fleetplane.fleet.freeze import FROZEN, Freezes
+from fleetplane.fleet.streams.silence import SilenceWatch
+from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+from fleetplane.kernel.attention import Attention
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.commands import Commands
+from fleetplane.kernel.liveness import LivenessChanged, LivenessPolicy
+from fleetplane.kernel.reconcile import Explanation, Reason, Reconciler, Result
+from fleetplane.kernel.sessions.sessions import ENDED, STOPPING, SUPERSEDED
+from fleetplane.kernel.store import Store
+from fleetplane.kernel.watch import EventType
+
+log = structlog.get_logger(__name__)
+
+CONCURRENCY = 32
+"""Agents looked at at once: enough to fill the store's commits, few enough to leave it for others."""
+
+AHEAD_LIMIT = 1_000_000
+"""How far above the newest version an agent may claim to be and be believed: a backup that is a year
+old misses as many if somebody edits every half a minute. Numbers are good for 10^12 versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPolicy:
+    heartbeat_seconds: int = 30
+    reported_labels: bool = True
+    """Whether labels that agents report select hosts, beside those that operators set."""
+    missed_heartbeats: int = 3
+    reconnect_seconds: float = 10.0
+    """How long an agent whose stream ended may be away before it counts as gone."""
+    behind_seconds: float = 60.0
+    """How long an agent may serve something old before it counts as degraded."""
+    apply_seconds: float = 60.0
+    """Seconds without a status of a version after which it has failed."""
+    first_report_seconds: float = 5.0
+    """How long to wait for the first report of what an agent serves before sending anyway."""
+    debounce_seconds: float = 0.5
+    """Changes that follow each other this quickly go out as one."""
+    debounce_limit_seconds: float = 5.0
+    """How long a change waits for others at most, however steadily they come."""
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    """Of versions that failed for a passing reason."""
+    alerts: AlertPolicy = field(default_factory=AlertPolicy)
+    """Which figures of an agent's machine are worth an alert."""
+    ahead_gap_seconds: float = 30.0
+    """Between two versions made because an agent reported a higher one: each reaches every agent of
+    its workspace, and one that lies must not keep them all busy."""
+
+    @property
+    def silence_seconds(self) -> float:
+        return float(self.heartbeat_seconds * self.missed_heartbeats)
+
+
+_REASONS = {ENDED: CLOSED, STOPPING: "shutdown", SUPERSEDED: SUPERSEDED}
+"""Why a session ended, as event subscribers see it."""
+
+
+class AgentController:
+    def __init__(
+        self,
+        *,
+        store: Store,
+        clock: Clock,
+        roster: Roster,
+        presences: AgentPresences,
+        workspaces: Workspaces,
+        configs: Configs,
+        commands: Commands,
+        policy: AgentPolicy,
+        attention: Attention | None = None,
+    ) -> None:
+        self._attention = attention or Attention(clock)
+        self._store = store
+        self._clock = clock
+        self._roster = roster
+        self._presences = presences
+        self._workspaces = workspaces
+        self._configs = configs
+        self._commands = commands
+        self._policy = policy
+        self._freezes = Freezes(store, clock)
+        self._started_ns = clock.now_ns()
+        self._overtook: dict[str, float] = {}
+        """When a workspace's versions last went on above a reported one."""
+        lasting = LivenessPolicy(
+            stale_after_seconds=policy.silence_seconds, dead_after_seconds=math.inf
+        )  # an agent that is silent is disconnected: there is no second stage
+        self._watch = SilenceWatch(clock, lasting, self._attention)
+        self.reconciler = Reconciler(
+            "proxies/agents", self._look, clock=clock, store=store, concurrency=CONCURRENCY
+        )
+
+    # What others tell.
+
+    def look_at(self, agent_id: str, after_seconds: float = 0.0) -> None:
+        self.reconciler.enqueue(agent_id, after_seconds)
+
+    def heard_from(self, agent_id: str, live: LiveAgent) -> None:
+        live.heard_ns = self._clock.now_ns()
+        self._watch.heard(agent_id)
+
+    def retry(self, agent: Agent) -> bool:
+        """Have what failed at an agent tried again now; False if it is not connected."""
+        live = self._presences.get(agent.name)
+        if live is None:
+            return False
+        live.retry_asked = True
+        live.settled = None
+        self.look_at(agent.name)
+        return True
+
+    def explain(self, agent_id: str) -> Explanation | None:
+        """What the last look at an agent found."""
+        return self.reconciler.explain(agent_id)
+
+    def take_up(self) -> None:
+        """At start: agents that were connected have as long to come back as they may be silent."""
+        for agent in self._store.list(AGENT):
+            if agent.status is not None and agent.status.state is not AgentState.OFFLINE:
+                self.look_at(agent.name, self._policy.silence_seconds)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.reconciler.run(), name="proxies/reconcile")
+            tasks.create_task(self._follow_versions(), name="proxies/versions")
+            tasks.create_task(self._follow_deletions(), name="proxies/deletions")
+            tasks.create_task(self._watch.run(self._fell_silent), name="proxies/silence")
+            tasks.create_task(self._freezes.follow(self._thaw), name="proxies/freezes")
+
+    async def _follow_versions(self) -> None:
+        async with self._store.watch(CONFIG_VERSION) as watch:
+            async for batch in watch:
+                scopes = {event.resource.scope for event in batch.events if event.type is EventType.ADDED}
+                for agent_id in self._connected_in(scopes):
+                    self.look_at(agent_id, self._policy.debounce_seconds)
+
+    def _connected_in(self, scopes: Iterable[str]) -> Iterable[str]:
+        for scope in scopes:
+            for agent in self._store.list(AGENT, scope):
+                if self._presences.get(agent.name) is not None:
+                    yield agent.name
+
+    async def _follow_deletions(self) -> None:
+        async with self._store.watch(AGENT) as watch:
+            async for batch in watch:
+                for event in batch.events:
+                    if event.type is EventType.DELETED:
+                        await self._bury(event.resource)
+
+    def _thaw(self, _scope: str) -> None:
+        """Re-examine connected agents after a freeze was set or lifted."""
+        for live in self._presences:
+            self.look_at(live.agent)
+
+    async def _bury(self, agent: Agent) -> None:
+        self._presences.disconnect(agent.name, reason=DELETED)
+        self._presences.forget(agent.name)
+        self._watch.forget(agent.name)
+        self.reconciler.forget(agent.name)
+        await self._commands.removed(agent.name)
+        await self._roster.clear(agent)
+
+    def _fell_silent(self, change: LivenessChanged) -> None:
+        self._presences.disconnect(change.agent, reason=TIMED_OUT)
+        self.look_at(change.agent)
+
+    # Looking.
+
+    async def _look(self, agent_id: str) -> Result:
+        agent = self._roster.find(agent_id)
+        if agent is None:
+            self._presences.forget(agent_id)
+            return Result()
+        live = self._presences.current(agent_id)
+        if live is None or not live.session.is_open:
+            return await self._look_at_absent(agent, live)
+        waiting = await self._configure(agent, live)
+        await self._roster.note_standing(agent, self._standing(agent, live), live)
+        if waiting is None:
+            return Result()
+        seconds = min(waiting.seconds or self._policy.behind_seconds, self._policy.behind_seconds)
+        reason = Reason(code=waiting.code, message=waiting.message)
+        return Result(explanation=(reason,), requeue_after_seconds=seconds)
+
+    async def _look_at_absent(self, agent: Agent, live: LiveAgent | None) -> Result:
+        if agent.status is None or agent.status.state is AgentState.OFFLINE:
+            self._presences.forget(agent.name)
+            return Result(explanation=(_AWAY,))
+        now_ns = self._clock.now_ns()
+        if live is None:
+            reason, left = TIMED_OUT, self._seconds_left(self._started_ns, self._policy.silence_seconds)
+        else:
+            if live.ended_at_ns is None:
+                live.ended_at_ns = now_ns
+                live.ended_because = _REASONS.get(live.session.reason or "", live.session.reason or CLOSED)
+            reason = live.ended_because
+            grace = 0.0 if reason == TIMED_OUT else self._policy.reconnect_seconds
+            left = self._seconds_left(live.ended_at_ns, grace)
+        if left > 0:
+            return Result(explanation=(_AWAY,), requeue_after_seconds=left)
+        gone = Standing(state=AgentState.OFFLINE, reasons=(reason,))
+        await self._roster.note_standing(agent, gone, live)
+        if self._presences.get(agent.name) is None:  # it may have come back while that was written
+            self._presences.forget(agent.name)
+        else:
+            self.look_at(agent.name)
+        log.info("proxies.agent_disconnected", agent=agent.name, reason=reason)
+        return Result(explanation=(_AWAY,))
+
+    def _seconds_left(self, since_ns: int, seconds: float) -> float:
+        """The seconds left of a period that began then; gaps of the server itself do not count."""
+        now_ns = self._clock.now_ns()
+        return seconds - (now_ns - self._watch.term.fair_ns(since_ns, now_ns=now_ns)) / 1e9
+
+    def _standing(self, agent: Agent, live: LiveAgent) -> Standing:
+        newest = self._workspaces.newest(agent.scope)
+        last = None
+        if newest is not None:
+            found = [one for one in self._roster.deployments(agent) if one.spec.version <= newest.version]
+            if found and found[-1].status is not None:
+                last = (found[-1].spec.version, found[-1].status)
+        return standing(
+            live,
+            last_deployment=last,
+            grave_alerts={
+                name: spec.message
+                for name, spec in self._roster.alerts(agent).items()
+                if spec.severity in GRAVE
+            },
+            behind_limit_seconds=self._policy.behind_seconds,
+            now_ns=self._clock.now_ns(),
+        )
+
+    # Configuration.
+
+    async def _configure(self, agent: Agent, live: LiveAgent) -> Wait | None:
+        """Bring the agent to the desired version, or say what that waits for; None once it is there."""
+        early = self._seconds_left(live.since_ns, self._policy.first_report_seconds)
+        if live.serving is None and early > 0:
+            return Wait(code="NO_REPORT", message="the agent has not said what it serves", seconds=early)
+        if is_observing(self._observed(agent, live)):
+            live.behind_since_ns = None
+            return Wait(code="OBSERVING", message="the agent observes an NGINX that is not its own")
+        newest = self._workspaces.newest(agent.scope)
+        if newest is None:
+            return Wait(code="NOTHING_TO_SERVE", message="the workspace has no configuration yet")
+        if live.is_settled_at(newest.version):
+            # Every heartbeat comes by here, and what an agent should serve changes with the version only.
+            return None
+        if live.serving is not None and live.serving.version > newest.version:
+            live.behind_since_ns = live.behind_since_ns or self._clock.now_ns()
+            if (held := self._frozen(agent)) is not None:
+                return held
+            return await self._overtake(agent, live.serving.version, newest.version)
+        prepared = await self._configs.prepare(
+            self._workspaces.share(agent, newest), workspace=agent.scope.rpartition("/")[2]
+        )
+        wanted = prepared.wanted
+        decision = deployment.decide(
+            wanted,
+            live.serving,
+            self._deployment(agent, wanted.version),
+            session_since_ns=live.since_ns,
+            apply_seconds=self._policy.apply_seconds,
+            now_ns=self._clock.now_ns(),
+            retry=self._policy.retry,
+            stirred_ns=live.stirred_ns,
+            asked=live.retry_asked,
+            known=bool(self._roster.deployments(agent)),
+        )
+        if isinstance(decision, Send) and (hold := self._hold_seconds(agent)) > 0:
+            decision = Wait(code="GATHERING", message="waiting for changes to settle", seconds=hold)
+        if isinstance(decision, Send) and (held := self._frozen(agent)) is not None:
+            decision = held
+        if not isinstance(decision, Settled) and live.behind_since_ns is None:
+            live.behind_since_ns = self._clock.now_ns()
+        match decision:
+            case Settled(confirm=confirm):
+                live.behind_since_ns = None
+                assert live.serving is not None
+                settled = (wanted.version, live.serving.checksum)
+                live.retry_asked = False
+                if confirm:
+                    await self._roster.note_progress(agent, observed(wanted.config_id, wanted.version))
+                    self.look_at(agent.name)  # parts of it may have been set aside
+                else:
+                    live.settled = settled
+                return None
+            case Send():
+                live.retry_asked = False
+                return await self._send(agent, live, prepared)
+            case GiveUp() if not self._attention.settled:
+                return Wait(code="LISTENING", message="the server has just come back from a gap", seconds=1.0)
+            case GiveUp():
+                await self._roster.note_timeout(agent, wanted.version)
+                return Wait(code="SILENT", message=f"no word about version {wanted.version} in time")
+            case Wait():
+                return decision
+
+    @staticmethod
+    def _observed(agent: Agent, live: LiveAgent) -> Observed | None:
+        """What it reported last, also on an earlier stream."""
+        if live.serving is not None or agent.status is None:
+            return live.observed
+        return agent.status.observed
+
+    def _frozen(self, agent: Agent) -> Wait | None:
+        """What sending to an agent waits for if it is frozen, also what somebody asked to be tried again."""
+        freeze = self._freezes.holding("proxies", agent_scope(agent.scope, agent.name))
+        if freeze is None:
+            return None
+        seconds = self._freezes.seconds_left(freeze, at_most=self._policy.behind_seconds)
+        return Wait(code=FROZEN, message=freezing.message(freeze), seconds=seconds)
+
+    def _hold_seconds(self, agent: Agent) -> float:
+        """How long a version that this agent was not sent yet waits for others to follow it."""
+        newest_sent = max((one.spec.version for one in self._roster.deployments(agent)), default=0)
+        return deployment.hold_seconds(
+            self._workspaces.made_after(agent.scope, newest_sent),
+            quiet_seconds=self._policy.debounce_seconds,
+            longest_seconds=self._policy.debounce_limit_seconds,
+            now_ns=self._clock.now_ns(),
+        )
+
+    async def _overtake(self, agent: Agent, reported: int, newest: int) -> Wait:
+        """Let the workspace's versions go on above one that an agent serves and this store has not.
+
+        That is so after an older state of the store was restored: the agent refuses lower numbers.
+        """
+        if reported - newest > AHEAD_LIMIT:
+            message = f"the agent reports version {reported}; the workspace is at {newest}"
+            return Wait(code="FAR_AHEAD", message=message)
+        left = self._policy.ahead_gap_seconds - (
+            self._clock.monotonic() - self._overtook.get(agent.scope, -self._policy.ahead_gap_seconds)
+        )
+        if left > 0:
+            message = f"the agent serves version {reported}, which is not known here"
+            return Wait(code="AHEAD", message=message, seconds=left)
+        self._overtook[agent.scope] = self._clock.monotonic()
+        reports = [self._presences.serving(one) for one in self._connected_in([agent.scope])]
+        highest = max(
+            (one.version for one in reports if one is not None and one.version - newest <= AHEAD_LIMIT),
+            default=reported,
+        )
+        log.warning("proxies.agent_ahead", agent=agent.name, reported=reported, newest=newest)
+        await self._workspaces.redeploy(
+            agent.scope, cause="agent.ahead", subject=agent.name, actor=actor(agent.name), above=highest
+        )
+        self.look_at(agent.name)
+        return Wait(code="AHEAD", message=f"versions go on above {highest}, which an agent serves")
+
+    def _deployment(self, agent: Agent, version: int) -> Deployment | None:
+        name = version_name(version)
+        return next((one for one in self._roster.deployments(agent) if one.name == name), None)
+
+    async def _send(self, agent: Agent, live: LiveAgent, prepared: Prepared) -> Wait:
+        await self._roster.note_sent(agent, prepared.wanted)
+        message = pb.MasterMessage(timestamp=moment(self._clock.now_ns()), config_update=prepared.update)
+        if not live.session.offer(message):
+            # Either it ended, or its agent has not read for hundreds of messages.
+            live.session.close(TIMED_OUT)
+            self.look_at(agent.name)
+        return Wait(
+            code="SENT",
+            message=f"version {prepared.wanted.version} is on its way",
+            seconds=self._policy.apply_seconds,
+        )
+
+
+_AWAY = Reason(code="AWAY", message="the agent is not connected")

@@ -1,0 +1,373 @@
+"""What the agents' service writes: who came, how they are, how far they are with what.
+
+Each method is one transaction that looks at what is so before it writes: an agent may be deleted
+at any moment, and then nothing is written about it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from fleetplane.domains.proxies.agents import machines
+from fleetplane.domains.proxies.agents.events import AgentEvents
+from fleetplane.domains.proxies.agents.live import LiveAgent, Standing
+from fleetplane.domains.proxies.agents.machines import Approach, Holder, Verdict
+from fleetplane.domains.proxies.agents.registry import DIGEST, token_digest
+from fleetplane.domains.proxies.kinds.records import (
+    AGENT,
+    AGENT_TOKEN,
+    DEPLOYMENT,
+    ID_CLAIM,
+    Agent,
+    AgentStatus,
+    AgentTokenStatus,
+    Deployment,
+    DeploymentStatus,
+    agent_scope,
+    version_name,
+)
+from fleetplane.domains.proxies.kinds.values import AgentState, DeploymentState, Observed
+from fleetplane.domains.proxies.rules import deployment
+from fleetplane.domains.proxies.rules.alerts import ALERT, AlertSpec
+from fleetplane.domains.proxies.rules.deployment import Serving, Wanted
+from fleetplane.domains.proxies.wire import Introduction, Progress
+from fleetplane.kernel.errors import Unauthenticated
+from fleetplane.kernel.store import Draft, Store
+
+DEPLOYMENTS_KEPT = 100
+"""Per agent, the newest: as many as there are versions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    agent: Agent
+    labels_changed: bool
+    took_over: bool
+    """From another machine, as somebody had approved."""
+
+
+class Roster:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.events = AgentEvents(store)
+        """What agents say happened."""
+
+    # Finding.
+
+    def find(self, agent_id: str) -> Agent | None:
+        scope = self._store.claimed_by(AGENT, "", ID_CLAIM, agent_id)
+        return self._store.get(AGENT, scope, agent_id) if scope is not None else None
+
+    def holder(self, token: str) -> Agent:
+        """Whose token it is; raises `Unauthenticated` for one that was never made, or was revoked."""
+        agent_id = self._store.claimed_by(AGENT_TOKEN, "", DIGEST, token_digest(token)) if token else None
+        agent = self.find(agent_id) if agent_id is not None else None
+        if agent is None:
+            raise Unauthenticated("the token is not known or was revoked", hint="ask for a new token")
+        return agent
+
+    def is_activated(self, agent: Agent) -> bool:
+        token = self._store.get(AGENT_TOKEN, agent.scope, agent.name)
+        return token is not None and token.status is not None
+
+    def deployments(self, agent: Agent) -> list[Deployment]:
+        return list(self._store.list(DEPLOYMENT, agent_scope(agent.scope, agent.name)))
+
+    def alerts(self, agent: Agent) -> dict[str, AlertSpec]:
+        found = self._store.list(ALERT, agent_scope(agent.scope, agent.name))
+        return {alert.name: alert.spec for alert in found}
+
+    # Coming and going.
+
+    async def register(
+        self,
+        agent: Agent,
+        said: Introduction,
+        approach: Approach,
+        *,
+        holder: Holder | None,
+        is_back: bool,
+        heartbeat_seconds: float,
+    ) -> Registered | None:
+        """Check who comes, activate the token if this is its first use, and take in what the agent says.
+
+        All in one transaction. An activated token stays good until its agent is deleted, or bound to a
+        key; its expiry limits the first use only. None for a machine that contends with another one:
+        nothing is written then. `is_back`: the last stream was of a machine that looks the same.
+        """
+        digest = token_digest(said.token)
+        scope, name = agent.scope, agent.name
+
+        def change(draft: Draft) -> Registered | None:
+            token, current = draft.get(AGENT_TOKEN, scope, name), draft.get(AGENT, scope, name)
+            if token is None or current is None or (not approach.key and token.spec.digest != digest):
+                raise Unauthenticated("the token is not known or was revoked", hint="ask for a new token")
+            machines.require_fresh(token, draft.now_ns)
+            bound = token.status or AgentTokenStatus(activated_at_ns=draft.now_ns)
+            found = machines.verdict(
+                approach, bound, holder, heartbeat_seconds=heartbeat_seconds, now_ns=draft.now_ns
+            )
+            if found is Verdict.CONTENDS:
+                return None
+            if found is Verdict.TAKES_OVER:
+                bound = machines.taken(bound, approach, draft.now_ns)
+                machines.clear_alert(draft, agent)
+            elif is_back and bound.contender is not None and bound.contender.id == approach.identity:
+                # It contended with its own stream, whose connection had broken without a word.
+                bound = msgspec.structs.replace(bound, contender=None)
+                machines.clear_alert(draft, agent)
+            machines.put(draft, token, bound)
+            before = current.status
+            status = _introduced(before, said, draft.now_ns)
+            written = draft.put(AGENT, scope, name, spec=current.spec, status=status)
+            old = before.labels if before is not None else {}
+            return Registered(
+                agent=written, labels_changed=old != said.labels, took_over=found is Verdict.TAKES_OVER
+            )
+
+        done = await self._store.transact(
+            change,
+            actor=actor(name),
+            action="agent.register",
+            touches=[AGENT.key(scope, name), *machines.touches(agent)],
+        )
+        return done.value
+
+    async def note_standing(self, agent: Agent, standing: Standing, live: LiveAgent | None) -> None:
+        """Write down how an agent is, if that is news."""
+        scope, name = agent.scope, agent.name
+
+        def change(draft: Draft) -> None:
+            current = draft.get(AGENT, scope, name)
+            if current is None or current.uid != agent.uid or current.status is None:
+                return
+            status = _moved(current.status, standing, draft.now_ns)
+            if status is current.status:
+                return
+            if live is not None:
+                status = msgspec.structs.replace(status, last_seen_at_ns=live.heard_ns, health=live.health)
+            draft.put(AGENT, scope, name, spec=current.spec, status=status)
+
+        status = agent.status
+        if status is not None and (status.state, status.reasons) != (standing.state, standing.reasons):
+            await self._store.transact(
+                change, actor=actor(name), action="agent.state", touches=[AGENT.key(scope, name)]
+            )
+
+    async def note_observed(self, agent: Agent, observed: Observed | None) -> None:
+        """Write down what an agent sees of an NGINX that it found, if that is news."""
+        scope, name = agent.scope, agent.name
+
+        def change(draft: Draft) -> None:
+            current = draft.get(AGENT, scope, name)
+            if current is None or current.uid != agent.uid or current.status is None:
+                return
+            if current.status.observed != observed:
+                status = msgspec.structs.replace(current.status, observed=observed)
+                draft.put(AGENT, scope, name, spec=current.spec, status=status)
+
+        known = self._store.get(AGENT, scope, name)
+        if known is not None and known.status is not None and known.status.observed != observed:
+            await self._store.transact(
+                change, actor=actor(name), action="agent.observe", touches=[AGENT.key(scope, name)]
+            )
+
+    # Configuration.
+
+    async def note_sent(self, agent: Agent, wanted: Wanted) -> None:
+        """A version is on its way; written before it is sent."""
+        scope = agent_scope(agent.scope, agent.name)
+        name = version_name(wanted.version)
+        surplus = [old.name for old in self.deployments(agent)[: -DEPLOYMENTS_KEPT + 1] if old.name != name]
+
+        def change(draft: Draft) -> None:
+            if draft.get(AGENT, agent.scope, agent.name) is None:
+                return
+            for old in surplus:
+                if draft.get(DEPLOYMENT, scope, old) is not None:
+                    draft.delete(DEPLOYMENT, scope, old)
+            spec, status = deployment.sent(wanted, draft.get(DEPLOYMENT, scope, name), now_ns=draft.now_ns)
+            draft.put(DEPLOYMENT, scope, name, spec=spec, status=status)
+
+        await self._store.transact(
+            change,
+            actor=actor(agent.name),
+            action="deployment.send",
+            touches=[DEPLOYMENT.key(scope, version) for version in (name, *surplus)],
+        )
+
+    async def note_progress(self, agent: Agent, said: Progress) -> bool:
+        """Record an agent's progress with a version; False if the agent was not sent it."""
+        scope = agent_scope(agent.scope, agent.name)
+        name = version_name(said.version)
+        found = self._store.get(DEPLOYMENT, scope, name)
+        if found is None or (said.config_id and found.spec.config_id != said.config_id):
+            return False
+        older = (
+            [
+                one.name
+                for one in self.deployments(agent)
+                if one.spec.version < said.version
+                and one.status is not None
+                and one.status.state not in deployment.FINAL
+            ]
+            if said.state in deployment.FINAL
+            else []
+        )
+
+        def change(draft: Draft) -> None:
+            current = draft.get(DEPLOYMENT, scope, name)
+            if current is None or current.status is None:
+                return
+            status = deployment.advanced(
+                current.status, said, sent_at_ns=current.spec.sent_at_ns, now_ns=draft.now_ns
+            )
+            if status is None:
+                return
+            draft.put(DEPLOYMENT, scope, name, spec=current.spec, status=status)
+            for old in older:
+                _overtake(draft, scope, old, by=said.version)
+
+        await self._store.transact(
+            change,
+            actor=actor(agent.name),
+            action=f"deployment.{said.state}",
+            touches=[DEPLOYMENT.key(scope, one) for one in (name, *older)],
+        )
+        return True
+
+    async def note_served(self, agent: Agent, serving: Serving) -> None:
+        """A report shows a version in service: that is so, whatever was said or not said about it."""
+        scope = agent_scope(agent.scope, agent.name)
+        found = self._store.get(DEPLOYMENT, scope, version_name(serving.version))
+        if found is None or found.status is None or found.status.state is DeploymentState.SUCCESS:
+            return
+        if deployment.is_tried_again(found.status):
+            return  # it was served before; how this try went is the agent's to say
+        if serving.checksum in ("", found.spec.checksum) and found.status.changed_at_ns < serving.at_ns:
+            await self.note_progress(agent, observed(found.spec.config_id, serving.version))
+
+    async def note_timeout(self, agent: Agent, version: int) -> None:
+        scope = agent_scope(agent.scope, agent.name)
+        await self._store.transact(
+            lambda draft: _end(draft, scope, version_name(version), deployment.TIMED_OUT),
+            actor=actor(agent.name),
+            action="deployment.timeout",
+            touches=[DEPLOYMENT.key(scope, version_name(version))],
+        )
+
+    # Alerts.
+
+    async def note_alerts(self, agent: Agent, changed: Mapping[str, AlertSpec | None]) -> None:
+        scope = agent_scope(agent.scope, agent.name)
+
+        def change(draft: Draft) -> None:
+            gone = draft.get(AGENT, agent.scope, agent.name) is None
+            for name, spec in changed.items():
+                if spec is not None and not gone:
+                    draft.put(ALERT, scope, name, spec=spec)
+                elif draft.get(ALERT, scope, name) is not None:
+                    draft.delete(ALERT, scope, name)
+
+        await self._store.transact(
+            change,
+            actor=actor(agent.name),
+            action="agent.alerts",
+            touches=[ALERT.key(scope, name) for name in changed],
+        )
+
+    async def clear(self, agent: Agent) -> None:
+        """Remove what is left of an agent that was deleted."""
+        open_ = self.alerts(agent)
+        if open_:
+            await self.note_alerts(agent, dict.fromkeys(open_))
+        await self.events.clear(agent, actor=actor(agent.name))
+        scope = agent_scope(agent.scope, agent.name)
+        left = [one.name for one in self.deployments(agent)]
+
+        def change(draft: Draft) -> None:
+            for name in left:
+                if draft.get(DEPLOYMENT, scope, name) is not None:
+                    draft.delete(DEPLOYMENT, scope, name)
+
+        if left:
+            touches = [DEPLOYMENT.key(scope, name) for name in left]
+            await self._store.transact(change, actor=actor(agent.name), action="agent.clear", touches=touches)
+
+
+def actor(agent_id: str) -> str:
+    return f"agent/{agent_id}"
+
+
+def _introduced(before: AgentStatus | None, said: Introduction, now_ns: int) -> AgentStatus:
+    away = before is None or before.state is AgentState.OFFLINE
+    return AgentStatus(
+        state=AgentState.ONLINE if away or before is None else before.state,
+        hostname=said.hostname,
+        ip_address=said.ip_address,
+        version=said.version,
+        deployment_mode=said.deployment_mode,
+        capabilities=said.capabilities,
+        labels=said.labels,
+        last_seen_at_ns=now_ns,
+        health=before.health if before is not None else None,
+        reasons=() if away or before is None else before.reasons,
+        state_changed_at_ns=now_ns if away or before is None else before.state_changed_at_ns,
+        connected_at_ns=now_ns if away or before is None else before.connected_at_ns,
+        disconnected_at_ns=before.disconnected_at_ns if before is not None else None,
+        observed=before.observed if before is not None else None,
+    )
+
+
+def _moved(status: AgentStatus, standing: Standing, now_ns: int) -> AgentStatus:
+    if (status.state, status.reasons) == (standing.state, standing.reasons):
+        return status
+    came = status.state is AgentState.OFFLINE and standing.state is not AgentState.OFFLINE
+    went = standing.state is AgentState.OFFLINE and status.state is not AgentState.OFFLINE
+    return msgspec.structs.replace(
+        status,
+        state=standing.state,
+        reasons=standing.reasons,
+        state_changed_at_ns=now_ns if status.state is not standing.state else status.state_changed_at_ns,
+        connected_at_ns=now_ns if came else status.connected_at_ns,
+        disconnected_at_ns=now_ns if went else status.disconnected_at_ns,
+    )
+
+
+def observed(config_id: str, version: int) -> Progress:
+    """The progress that a report with this version in service proves, where the agent's message was lost."""
+    return Progress(
+        config_id=config_id,
+        version=version,
+        state=DeploymentState.SUCCESS,
+        error="",
+        applied_at_ns=None,
+        observed=True,
+    )
+
+
+def _overtake(draft: Draft, scope: str, name: str, *, by: int) -> None:
+    current = draft.get(DEPLOYMENT, scope, name)
+    if current is None or current.status is None or current.status.state in deployment.FINAL:
+        return
+    sent_at_ns = current.spec.sent_at_ns
+    status = deployment.overtaken(current.status, by, sent_at_ns=sent_at_ns, now_ns=draft.now_ns)
+    draft.put(DEPLOYMENT, scope, name, spec=current.spec, status=status)
+
+
+def _end(draft: Draft, scope: str, name: str, error: str) -> None:
+    """End a deployment that its agent did not end."""
+    current = draft.get(DEPLOYMENT, scope, name)
+    if current is None or current.status is None or current.status.state in deployment.FINAL:
+        return
+    status = DeploymentStatus(
+        state=DeploymentState.FAILED,
+        error=error,
+        changed_at_ns=draft.now_ns,
+        applied_at_ns=current.status.applied_at_ns,
+        duration_ms=(draft.now_ns - current.spec.sent_at_ns) // 1_000_000,
+    )
+    draft.put(DEPLOYMENT, scope, name, spec=current.spec, status=status)

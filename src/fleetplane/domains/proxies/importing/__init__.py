@@ -1,0 +1,1 @@
+"""An existing NGINX configuration as typed hosts and upstreams."""

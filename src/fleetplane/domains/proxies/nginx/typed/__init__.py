@@ -1,0 +1,1 @@
+"""Typed options as NGINX spells them, one module for each group. Pure."""

@@ -1,0 +1,494 @@
+"""REST: virtual hosts, upstreams, certificates and settings of a workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleetplane.domains.proxies.access import OPERATE, RAW, READ, Access
+from fleetplane.domains.proxies.agents.ports import Revoker
+from fleetplane.domains.proxies.kinds.records import (
+    AGENT,
+    CERTIFICATE,
+    DEPLOYMENT,
+    UPSTREAM,
+    VIRTUAL_HOST,
+    Certificate,
+    CertificateSpec,
+    SettingsSpec,
+    VirtualHost,
+    agent_scope,
+)
+from fleetplane.domains.proxies.rest import bodies as requests
+from fleetplane.domains.proxies.rest import views
+from fleetplane.domains.proxies.rest.common import (
+    CREATED,
+    NO_CONTENT,
+    PAGING,
+    ProxyCall,
+    actor,
+    changes,
+    created,
+    done,
+    if_match,
+    shown,
+)
+from fleetplane.domains.proxies.rules import deployment
+from fleetplane.domains.proxies.rules.configuration import labels_of
+from fleetplane.domains.proxies.rules.raw_text import RawRight, host_reason
+from fleetplane.domains.proxies.rules.secrecy import Secrecy
+from fleetplane.domains.proxies.rules.usage import CertificateUse, certificate_use
+from fleetplane.domains.proxies.serving.certificates import Certificates
+from fleetplane.domains.proxies.serving.hosts import Hosts
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.store import Store
+from fleetplane.web.rest.pages import Listing, in_order, listing, paging
+from fleetplane.web.rest.routes import Answer, Route
+
+_HOSTS, _UPSTREAMS, _CERTIFICATES, _SETTINGS = "Virtual hosts", "Upstreams", "Certificates", "Settings"
+_OF_WORKSPACE = "/workspaces/{workspace_id}"
+
+
+class ServedRoutes:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        access: Access,
+        hosts: Hosts,
+        certificates: Certificates,
+        revoker: Revoker,
+    ) -> None:
+        self._revoker = revoker
+        self._store = store
+        self._clock = clock
+        self._access = access
+        self._secrecy = Secrecy(access)
+        self._hosts = hosts
+        self._certificates = certificates
+
+    def routes(self) -> Sequence[Route]:
+        return (
+            *self._host_routes(),
+            *self._upstream_routes(),
+            *self._certificate_routes(),
+            Route(
+                method="GET",
+                path=f"{_OF_WORKSPACE}/settings",
+                handler=self.settings,
+                tag=_SETTINGS,
+                summary="Get the global settings",
+                permission=READ,
+                answer=SettingsSpec,
+            ),
+            Route(
+                method="PUT",
+                path=f"{_OF_WORKSPACE}/settings",
+                handler=self.put_settings,
+                tag=_SETTINGS,
+                summary="Replace the global settings",
+                permission=RAW,
+                body=requests.PutSettings,
+                answer=SettingsSpec,
+            ),
+        )
+
+    def _host_routes(self) -> Sequence[Route]:
+        many, one = f"{_OF_WORKSPACE}/virtual-hosts", "/virtual-hosts/{virtual_host_id}"
+        return (
+            Route(
+                method="GET",
+                path=many,
+                handler=self.hosts,
+                summary="List virtual hosts",
+                tag=_HOSTS,
+                permission=READ,
+                answer=Listing[views.VirtualHostView],
+                query=PAGING,
+            ),
+            Route(
+                method="POST",
+                path=many,
+                handler=self.create_host,
+                summary="Create a virtual host",
+                tag=_HOSTS,
+                permission=OPERATE,
+                body=requests.CreateVirtualHost,
+                answer=views.VirtualHostView,
+                status=CREATED,
+                recheck=self._may_create_host,
+            ),
+            Route(
+                method="GET",
+                path=one,
+                handler=self.host,
+                summary="Get a virtual host",
+                tag=_HOSTS,
+                permission=READ,
+                answer=views.VirtualHostView,
+            ),
+            Route(
+                method="PATCH",
+                path=one,
+                handler=self.update_host,
+                summary="Change a virtual host",
+                tag=_HOSTS,
+                permission=OPERATE,
+                body=requests.UpdateVirtualHost,
+                answer=views.VirtualHostView,
+            ),
+            Route(
+                method="POST",
+                path=f"{one}/cache/purge",
+                handler=self.purge_cache,
+                summary="Forget every answer that agents keep of a virtual host",
+                tag=_HOSTS,
+                permission=OPERATE,
+                answer=views.VirtualHostView,
+            ),
+            Route(
+                method="DELETE",
+                path=one,
+                handler=self.delete_host,
+                summary="Delete a virtual host",
+                tag=_HOSTS,
+                permission=OPERATE,
+                status=NO_CONTENT,
+            ),
+        )
+
+    def _upstream_routes(self) -> Sequence[Route]:
+        many, one = f"{_OF_WORKSPACE}/upstreams", "/upstreams/{upstream_id}"
+        return (
+            Route(
+                method="GET",
+                path=many,
+                handler=self.upstreams,
+                summary="List upstreams",
+                tag=_UPSTREAMS,
+                permission=READ,
+                answer=Listing[views.UpstreamView],
+                query=PAGING,
+            ),
+            Route(
+                method="POST",
+                path=many,
+                handler=self.create_upstream,
+                summary="Create an upstream",
+                tag=_UPSTREAMS,
+                permission=OPERATE,
+                body=requests.CreateUpstream,
+                answer=views.UpstreamView,
+                status=CREATED,
+            ),
+            Route(
+                method="GET",
+                path=one,
+                handler=self.upstream,
+                summary="Get an upstream",
+                tag=_UPSTREAMS,
+                permission=READ,
+                answer=views.UpstreamView,
+            ),
+            Route(
+                method="PATCH",
+                path=one,
+                handler=self.update_upstream,
+                summary="Change an upstream",
+                tag=_UPSTREAMS,
+                permission=OPERATE,
+                body=requests.UpdateUpstream,
+                answer=views.UpstreamView,
+            ),
+            Route(
+                method="DELETE",
+                path=one,
+                handler=self.delete_upstream,
+                summary="Delete an upstream",
+                tag=_UPSTREAMS,
+                permission=OPERATE,
+                status=NO_CONTENT,
+            ),
+        )
+
+    def _certificate_routes(self) -> Sequence[Route]:
+        many, one = f"{_OF_WORKSPACE}/certificates", "/certificates/{certificate_id}"
+        return (
+            Route(
+                method="GET",
+                path=many,
+                handler=self.certificates,
+                summary="List certificates",
+                tag=_CERTIFICATES,
+                permission=READ,
+                answer=Listing[views.CertificateView],
+                query=PAGING,
+            ),
+            Route(
+                method="POST",
+                path=many,
+                handler=self.request_certificate,
+                tag=_CERTIFICATES,
+                summary="Request a certificate; it is pending until it has been issued",
+                permission=OPERATE,
+                body=requests.RequestCertificate,
+                answer=views.CertificateView,
+                status=CREATED,
+            ),
+            Route(
+                method="POST",
+                path=f"{many}/import",
+                handler=self.import_certificate,
+                tag=_CERTIFICATES,
+                summary="Import a certificate and its key",
+                permission=OPERATE,
+                body=requests.ImportCertificate,
+                answer=views.CertificateView,
+                status=CREATED,
+            ),
+            Route(
+                method="GET",
+                path=f"{one}/users",
+                handler=self.certificate_users,
+                summary="Get what uses a certificate, and which agents have its key",
+                tag=_CERTIFICATES,
+                permission=READ,
+                answer=CertificateUse,
+            ),
+            Route(
+                method="GET",
+                path=one,
+                handler=self.certificate,
+                summary="Get a certificate",
+                tag=_CERTIFICATES,
+                permission=READ,
+                answer=views.CertificateView,
+            ),
+            Route(
+                method="POST",
+                path=f"{one}/renew",
+                handler=self.renew_certificate,
+                tag=_CERTIFICATES,
+                summary="Renew a certificate now",
+                permission=OPERATE,
+                answer=views.CertificateView,
+                status=202,
+            ),
+            Route(
+                method="POST",
+                path=f"{one}/revoke",
+                handler=self.revoke_certificate,
+                tag=_CERTIFICATES,
+                summary="Revoke a certificate at its issuer",
+                permission=OPERATE,
+                body=requests.RevokeCertificate,
+                answer=views.CertificateView,
+            ),
+            Route(
+                method="DELETE",
+                path=one,
+                handler=self.delete_certificate,
+                summary="Delete a certificate",
+                tag=_CERTIFICATES,
+                permission=OPERATE,
+                status=NO_CONTENT,
+            ),
+        )
+
+    # Virtual hosts.
+
+    async def hosts(self, call: ProxyCall) -> Answer[Listing[views.VirtualHostView]]:
+        found = in_order(self._store.list(VIRTUAL_HOST, call.scope))
+        return Answer(
+            content=listing(
+                found, paging(call.query), lambda one: self._secrecy.hosts(call, views.virtual_host(one))
+            )
+        )
+
+    async def create_host(self, call: ProxyCall) -> Answer[views.VirtualHostView]:
+        body: requests.CreateVirtualHost = call.body
+        spec = body.spec()
+        answer = call.answering(self._created_host)
+        return answer(
+            await self._hosts.create(call.scope, spec, actor=actor(call), raw=self._raw_right(call))
+        )
+
+    def _may_create_host(self, call: ProxyCall) -> None:
+        body: requests.CreateVirtualHost = call.body
+        if host_reason(None, body.spec()):
+            self._access.check(call.caller, RAW, call.scope, missing="workspace")
+
+    def _created_host(self, made: VirtualHost) -> Answer[views.VirtualHostView]:
+        view = views.virtual_host(made, detailed=True, warnings=self._warnings(made))
+        return created(view, made, "virtual-hosts")
+
+    async def host(self, call: ProxyCall) -> Answer[views.VirtualHostView]:
+        found = self._hosts.get(call.scope, call.path["virtual_host_id"])
+        view = views.virtual_host(found, detailed=True, set_aside=self._set_aside(found))
+        return shown(self._secrecy.hosts(call, view), found)
+
+    def _set_aside(self, host: VirtualHost) -> tuple[views.SetAsideView, ...]:
+        """The agents of which the last version is not in service, or not with this host, because of it."""
+        told = []
+        for agent in self._store.list(AGENT, host.scope):
+            found = self._store.list(DEPLOYMENT, agent_scope(agent.scope, agent.name))
+            if found and found[-1].status is not None:
+                error = deployment.host_error(found[-1].status, host.name)
+                if error:
+                    told.append(
+                        views.SetAsideView(agent_id=agent.name, version=found[-1].spec.version, error=error)
+                    )
+        return tuple(told)
+
+    async def update_host(self, call: ProxyCall) -> Answer[views.VirtualHostView]:
+        given, identity = changes(call.body), call.path["virtual_host_id"]
+        updated = await self._hosts.update(
+            call.scope,
+            identity,
+            given,
+            if_match=if_match(call),
+            actor=actor(call),
+            raw=self._raw_right(call),
+        )
+        view = views.virtual_host(updated, detailed=True, warnings=self._warnings(updated))
+        return shown(view, updated)
+
+    async def purge_cache(self, call: ProxyCall) -> Answer[views.VirtualHostView]:
+        purged = await self._hosts.purge(call.scope, call.path["virtual_host_id"], actor=actor(call))
+        view = views.virtual_host(purged, detailed=True, warnings=self._warnings(purged))
+        return shown(view, purged)
+
+    async def delete_host(self, call: ProxyCall) -> Answer[None]:
+        await self._hosts.delete(
+            call.scope,
+            call.path["virtual_host_id"],
+            if_match=if_match(call),
+            actor=actor(call),
+            raw=self._raw_right(call),
+        )
+        return done()
+
+    def _raw_right(self, call: ProxyCall) -> RawRight:
+        return self._access.raw_right(call.caller, call.scope)
+
+    def _warnings(self, host: VirtualHost) -> tuple[str, ...]:
+        identity = host.spec.ssl_certificate_id
+        found = self._store.get(CERTIFICATE, host.scope, identity) if identity else None
+        if found is None or found.status is None or not found.status.names:
+            return ()
+        return tuple(
+            f"the certificate does not cover {name}"
+            for name in host.spec.server_name.split()
+            if not covered(name, found.status.names)
+        )
+
+    # Upstreams.
+
+    async def upstreams(self, call: ProxyCall) -> Answer[Listing[views.UpstreamView]]:
+        found = in_order(self._store.list(UPSTREAM, call.scope))
+        return Answer(content=listing(found, paging(call.query), views.upstream))
+
+    async def create_upstream(self, call: ProxyCall) -> Answer[views.UpstreamView]:
+        body: requests.CreateUpstream = call.body
+        answer = call.answering(lambda made: created(views.upstream(made), made, "upstreams"))
+        return answer(await self._hosts.create_upstream(call.scope, body.spec(), actor=actor(call)))
+
+    async def upstream(self, call: ProxyCall) -> Answer[views.UpstreamView]:
+        found = self._hosts.upstream(call.scope, call.path["upstream_id"])
+        return shown(views.upstream(found), found)
+
+    async def update_upstream(self, call: ProxyCall) -> Answer[views.UpstreamView]:
+        updated = await self._hosts.update_upstream(
+            call.scope,
+            call.path["upstream_id"],
+            changes(call.body),
+            if_match=if_match(call),
+            actor=actor(call),
+        )
+        return shown(views.upstream(updated), updated)
+
+    async def delete_upstream(self, call: ProxyCall) -> Answer[None]:
+        await self._hosts.delete_upstream(
+            call.scope, call.path["upstream_id"], if_match=if_match(call), actor=actor(call)
+        )
+        return done()
+
+    # Certificates.
+
+    def _view(self, found: Certificate) -> views.CertificateView:
+        return views.certificate(found, now_ns=self._clock.now_ns())
+
+    async def certificates(self, call: ProxyCall) -> Answer[Listing[views.CertificateView]]:
+        found = in_order(self._store.list(CERTIFICATE, call.scope))
+        return Answer(content=listing(found, paging(call.query), self._view))
+
+    async def request_certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
+        body: requests.RequestCertificate = call.body
+        spec = CertificateSpec(domain=body.domain.lower(), provider=body.provider, auto_renew=body.auto_renew)
+        answer = call.answering(self._created_certificate)
+        return answer(await self._certificates.request(call.scope, spec, actor=actor(call)))
+
+    def _created_certificate(self, made: Certificate) -> Answer[views.CertificateView]:
+        return created(self._view(made), made, "certificates")
+
+    async def import_certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
+        body: requests.ImportCertificate = call.body
+        answer = call.answering(self._created_certificate)
+        return answer(
+            await self._certificates.bring(
+                call.scope, body.domain, body.certificate, body.private_key, actor=actor(call)
+            )
+        )
+
+    async def certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
+        found = self._certificates.get(call.scope, call.path["certificate_id"])
+        return shown(self._view(found), found)
+
+    async def certificate_users(self, call: ProxyCall) -> Answer[CertificateUse]:
+        scope, identity = call.scope, call.path["certificate_id"]
+        self._certificates.get(scope, identity)
+        return Answer(
+            content=certificate_use(
+                identity,
+                {one.name: one.spec for one in self._store.list(VIRTUAL_HOST, scope)},
+                {one.name: one.spec for one in self._store.list(UPSTREAM, scope)},
+                {one.name: labels_of(one) for one in self._store.list(AGENT, scope)},
+            )
+        )
+
+    async def renew_certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
+        answer = call.answering(lambda renewed: shown(self._view(renewed), renewed))
+        return answer(
+            await self._certificates.renew(call.scope, call.path["certificate_id"], actor=actor(call))
+        )
+
+    async def revoke_certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
+        body: requests.RevokeCertificate = call.body
+        found = self._certificates.get(call.scope, call.path["certificate_id"])
+        revoked = await self._revoker.revoke(call.scope, found.name, reason=body.reason, actor=actor(call))
+        return shown(self._view(revoked), revoked)
+
+    async def delete_certificate(self, call: ProxyCall) -> Answer[None]:
+        await self._certificates.delete(
+            call.scope, call.path["certificate_id"], if_match=if_match(call), actor=actor(call)
+        )
+        return done()
+
+    # Settings.
+
+    async def settings(self, call: ProxyCall) -> Answer[SettingsSpec]:
+        return Answer(content=self._secrecy.settings(call, self._hosts.settings(call.scope)))
+
+    async def put_settings(self, call: ProxyCall) -> Answer[SettingsSpec]:
+        body: requests.PutSettings = call.body
+        spec = SettingsSpec(nginx_directives=body.nginx_directives, env_vars=body.env_vars)
+        written = await self._hosts.put_settings(
+            call.scope, spec, actor=actor(call), raw=self._raw_right(call)
+        )
+        return shown(written.spec, written)
+
+
+def covered(name: str, names: Sequence[str]) -> bool:
+    """Whether a certificate for these names is good for a server name."""
+    name = name.lower().lstrip(".")
+    parent = name.partition(".")[2]
+    return any(name == one.lower() or one.lower() == f"*.{parent}" for one in names)

@@ -1,0 +1,71 @@
+"""Raw NGINX text that callers may add: one directive a name, and nothing that escapes it.
+
+There is one allow-list and one reading of such text, `nginx`, which the agents use again. What they
+would not write into a configuration is refused here, at its field, before any of them sees it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from fleetplane.domains.proxies.nginx import judging, quoting, rendering
+from fleetplane.domains.proxies.nginx.paths import ANYWHERE
+from fleetplane.domains.proxies.nginx.table import Context
+from fleetplane.web.rest.problems import Code, Problem
+
+DIRECTIVES_LIMIT = 64
+
+
+def problems(
+    directives: Mapping[str, str], *, field: str, contexts: Collection[Context]
+) -> Iterator[Problem]:
+    """`contexts` are where they would stand."""
+    if len(directives) > DIRECTIVES_LIMIT:
+        yield Problem(field=field, message=f"More than {DIRECTIVES_LIMIT} directives", code=Code.TOO_MANY)
+    for name, value in directives.items():
+        where = f"{field}.{name}"
+        if judging.not_allowed(name, contexts):
+            yield Problem(field=where, message="This directive is not allowed here", code=Code.INCOMPATIBLE)
+        elif fault := value_fault(value, name=name, contexts=contexts):
+            yield Problem(field=where, message=fault)
+
+
+def variable_problems(variables: Mapping[str, str], *, field: str) -> Iterator[Problem]:
+    """Environment variables of the NGINX process."""
+    if len(variables) > DIRECTIVES_LIMIT:
+        yield Problem(field=field, message=f"More than {DIRECTIVES_LIMIT} variables", code=Code.TOO_MANY)
+    for name, value in variables.items():
+        where = f"{field}.{name}"
+        if not rendering.may_be_set(name):
+            yield Problem(field=where, message="Not the name of a variable that may be set")
+        elif fault := text_fault(value):
+            yield Problem(field=where, message=fault)
+
+
+def text_fault(text: str) -> str:
+    """Why a text cannot be written into a configuration even between quotes; empty if it can."""
+    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in text):
+        return "Must not contain control characters"
+    if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+        return "Not valid Unicode text"
+    try:
+        quoting.argument(text)
+    except quoting.Unrenderable:
+        return f"Longer than {quoting.ARGUMENT_LIMIT_BYTES} bytes"
+    return ""
+
+
+def value_fault(value: str, *, name: str, contexts: Collection[Context]) -> str:
+    """Why a value is not the arguments of the directive `name`; empty if it is."""
+    if fault := text_fault(value):
+        return fault
+    try:
+        judging.raw({name: value}, contexts, ANYWHERE, where="")
+    except quoting.Unrenderable as error:
+        return capital(error.message.removeprefix(": ").removeprefix(f"{name}: "))
+    return ""
+
+
+def capital(text: str) -> str:
+    """A fault as the sentence of a problem."""
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,1 @@
+"""What typed options may say, one module for each group. Pure."""
