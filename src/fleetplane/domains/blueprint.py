@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from google.protobuf.descriptor import ServiceDescriptor
 from prometheus_client.registry import Collector
 
+from fleetplane.fleet.explain import ExplainedKind, Readers
+from fleetplane.fleet.freeze import Freezable
+from fleetplane.fleet.people.door import Door
+from fleetplane.fleet.releases.agents_service import ReleaseAudience
+from fleetplane.fleet.resources.declaration import AnyPublicResource
+from fleetplane.fleet.rollouts.subject import Subject
 from fleetplane.kernel.access import Grant, Role
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.attention import Attention
+from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
+from fleetplane.kernel.identity.bindings import Bindings
 from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.identity.revocation import Revocations
+from fleetplane.kernel.identity.revocation_lists import RevocationLists
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.rpc import Authentication, Authenticator, CallStatistics, MethodRow
+from fleetplane.sections.listeners import ListenerSettings
 from fleetplane.web.ops import Mount
 
 
@@ -31,11 +42,43 @@ class Kernel:
     master: MasterKey
     authority: Authority
     revocations: Revocations
-    """Whoever is revoked here is cut off everywhere at once."""
+    """Revoking a principal here ends its calls and streams on every listener."""
     operators: Operators
     """Who holds a token with which to act on this server."""
+    revocation_lists: RevocationLists | None = None
+    """Signed revocation lists for agents that accept callers; a domain makes its own where there is none."""
     telemetry: Telemetry | None = None
     """There if a domain's blueprint asks for it."""
+    attention: Attention = field(default_factory=lambda: Attention(SystemClock()))
+    """Gaps of this process; consulted before an agent is declared silent."""
+    door: Door = field(init=False)
+    """Tells who shows a credential, for every surface."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "door", Door(self.operators, self.revocations, Bindings(self.store)))
+
+
+L = TypeVar("L", bound=ListenerSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerContext:
+    """What a domain may know of the server that it is built in, beside its own settings."""
+
+    version: str
+    state_directory: Path
+    """The data directory, wherever the process may go."""
+    environment: Mapping[str, str]
+    """For programs that the domain starts: none of our own settings."""
+    own_names: frozenset[str]
+    """Names under which this server is known, whichever domain they are for."""
+    listeners: Mapping[str, ListenerSettings]
+
+    def listener(self, name: str, kind: type[L]) -> L:
+        """The settings of a listener that the domain declared."""
+        found = self.listeners[name]
+        assert isinstance(found, kind)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +90,8 @@ class Service:
     servicer: object
     raw_requests: Collection[str] = ()
     """Methods that take their requests as bytes."""
+    rows: Sequence[MethodRow] = ()
+    """Its rows of the method table, where no blueprint has them: a service on another domain's listener."""
 
 
 class Domain(Protocol):
@@ -79,7 +124,7 @@ class Domain(Protocol):
         ...
 
     async def prepare(self) -> None:
-        """Bring stored state to what can be believed, before anyone may ask for it."""
+        """Correct stored state that a restart has made untrue, before calls are served."""
 
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         """Learn where the listeners are, by name, once they accept."""
@@ -89,6 +134,14 @@ class Domain(Protocol):
 
     def drain(self) -> None:
         """End open streams in the way their protocol calls clean."""
+
+
+@runtime_checkable
+class ReadableOnStandby(Protocol):
+    """A domain that loads something before the resource API can be read on a server that stands by."""
+
+    async def prepare_reading(self) -> None:
+        """Load what recognising callers needs; nothing can be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,3 +156,19 @@ class Blueprint:
     """Roles that a token of an operator may hold; where there are any, such tokens can be made."""
     keeps_telemetry: bool = False
     """Whether it keeps time series or log lines; without such a domain their file is not opened."""
+    explain: Mapping[str, ExplainedKind] = field(default_factory=dict)
+    """By a word for the kind, such as `agent`: things about which `fleetplane explain` can be asked."""
+    readers: Callable[[Any], Readers[Any]] | None = None
+    """From the running domain to those who may ask over REST; without it only the server's owner asks."""
+    freeze: Freezable | None = None
+    """What a freeze stops; None for a domain that does nothing by itself."""
+    resources: Sequence[AnyPublicResource] = ()
+    """What of its kinds the resource API shows, and how."""
+    rollouts: Callable[[Any], Sequence[Subject]] | None = None
+    """From the running domain to what of it can be rolled out."""
+    releases: ReleaseAudience | None = None
+    """How its agents get releases of themselves; None for a domain without agents."""
+
+
+Build = Callable[[Any, ServerContext, Kernel], Awaitable[Domain]]
+"""Makes the running domain from its own settings, which are of the type that it declared."""

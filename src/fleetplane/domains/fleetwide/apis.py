@@ -1,0 +1,110 @@
+"""`/apis/v1`: the resource API of `fleet/resources` for every domain of this server, mounted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+
+from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
+from fleetplane.fleet.explain import FleetExplanations
+from fleetplane.fleet.feeds.ring import RING_EVENTS
+from fleetplane.fleet.freeze import FreezeSwitch
+from fleetplane.fleet.plans.plans import Plans
+from fleetplane.fleet.plans.rest import PlanRoutes
+from fleetplane.fleet.plans.verbs import WritingRoutes
+from fleetplane.fleet.resources import scopes
+from fleetplane.fleet.resources.access import ApiDoor, ApiGate, BoundDoor
+from fleetplane.fleet.resources.catalogue import Catalogue, Member
+from fleetplane.fleet.resources.changes import Changes
+from fleetplane.fleet.resources.computed import Observations
+from fleetplane.fleet.resources.rest import PREFIX, ResourceRoutes
+from fleetplane.fleet.resources.watching import Watching
+from fleetplane.web.apis import problems
+from fleetplane.web.apis.scope_paths import ScopePaths
+from fleetplane.web.ops import Mount
+from fleetplane.web.rest.family import FamilyErrors, FamilyText, RestFamily
+
+ERRORS = FamilyErrors(
+    envelope=problems.problem,
+    shape=problems.ProblemDetails,
+    content_type=problems.CONTENT_TYPE,
+    rejected="400",
+)
+DESCRIPTION = """Every kind of thing that this server looks after, in one shape.
+
+A scope may also stand in the path, before the resource: `/apis/v1/scopes/tenants/acme/instances` is
+`/apis/v1/instances?scope=/tenants/acme`."""
+
+
+class ResourceApi:
+    def __init__(
+        self,
+        kernel: Kernel,
+        running: Sequence[tuple[Blueprint, Domain]],
+        *,
+        version: str,
+        explanations: FleetExplanations,
+        switch: FreezeSwitch,
+        door: ApiDoor | None = None,
+        ring_events: int = RING_EVENTS,
+    ) -> None:
+        self.door = door or BoundDoor(kernel.door, (one.grants for one, _ in running))
+        self.catalogue = Catalogue(_members(running))
+        self.changes = Changes(kernel.store, self.catalogue, ring_events=ring_events)
+        self.observations = Observations(kernel.store, self.catalogue)
+        self.watching = Watching(kernel.store, self.changes, self.observations)
+        self._routes = ResourceRoutes(
+            kernel.store,
+            self.catalogue,
+            self.door,
+            self.watching,
+            explanations=explanations,
+            switch=switch,
+        )
+        self.plans = Plans(kernel.store, kernel.clock, kernel.master, self.catalogue)
+        writing = WritingRoutes(kernel.store, kernel.clock, self.catalogue, self.door)
+        planning = PlanRoutes(kernel.store, kernel.clock, self.catalogue, self.door, self.plans)
+        self._family = RestFamily(
+            kernel,
+            self._routes.table((*writing.routes(), *planning.routes())),
+            ApiGate(self.door),
+            domain="apis",
+            sweeps=(self.plans.sweep,),
+            errors=ERRORS,
+            text=FamilyText(
+                title="Fleetplane resources",
+                version=version,
+                description=DESCRIPTION,
+                summary="REST: every resource of every domain",
+            ),
+        )
+
+    def __repr__(self) -> str:
+        return f"<ResourceApi {self.catalogue!r}>"
+
+    @property
+    def routes(self) -> Iterable[Mount]:
+        """The routes, with scopes in paths understood, and the document."""
+        served, document = self._family.mounts
+        app = ScopePaths(served.app, PREFIX, scopes.PLACES)
+        return (Mount(path=served.path, app=app, summary=served.summary), document)
+
+    async def prepare(self) -> None:
+        await self._family.prepare()
+
+    async def follow(self) -> None:
+        """Follow the store for watches, until cancelled; all that a server does that stands by."""
+        async with asyncio.TaskGroup() as following:
+            following.create_task(self.changes.run())
+            following.create_task(self.observations.run())
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as running:
+            running.create_task(self._family.run())
+            running.create_task(self.follow())
+
+
+def _members(running: Iterable[tuple[Blueprint, Domain]]) -> Iterator[Member]:
+    for blueprint, domain in running:
+        for resource in blueprint.resources:
+            yield Member(resource=resource, domain=blueprint.name, running=domain)

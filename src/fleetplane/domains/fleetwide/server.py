@@ -1,0 +1,233 @@
+"""The domain of what every other has: there in every server, and declared by none of the settings."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+from prometheus_client.registry import Collector
+
+from fleetplane.domains.blueprint import Blueprint, Domain, Kernel, Service
+from fleetplane.domains.fleetwide.apis import ResourceApi
+from fleetplane.domains.fleetwide.audit_routes import Verification
+from fleetplane.domains.fleetwide.desired import WRITERS
+from fleetplane.domains.fleetwide.release_resources import AGENT_VERSIONS, RELEASES
+from fleetplane.domains.fleetwide.releases import FREEZABLE, ReleaseOptions, ReleaseSide
+from fleetplane.domains.fleetwide.resources import RESOURCES, ServerSpecView, ServerStatusView
+from fleetplane.domains.fleetwide.rest import GRANTS, FleetRest
+from fleetplane.domains.fleetwide.rollout_policies import ROLLOUT_POLICIES
+from fleetplane.domains.fleetwide.rollout_policies import WRITERS as POLICY_WRITERS
+from fleetplane.domains.fleetwide.rollout_resources import ROLLOUTS
+from fleetplane.domains.fleetwide.rollout_service import RolloutService
+from fleetplane.domains.fleetwide.service import FleetService
+from fleetplane.fleet.explain import DomainExplainers, FleetExplanations
+from fleetplane.fleet.freeze import FreezeSwitch
+from fleetplane.fleet.people.account_kind import ACCOUNT
+from fleetplane.fleet.plans.declaring import with_writing
+from fleetplane.fleet.plans.records import PLAN
+from fleetplane.fleet.releases.records import KINDS as RELEASE_KINDS
+from fleetplane.fleet.releases.subject import FREEZE_DOMAIN
+from fleetplane.fleet.resources import scopes
+from fleetplane.fleet.rollouts.gates import GateSources
+from fleetplane.fleet.rollouts.metrics import RolloutCollector
+from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
+from fleetplane.fleet.rollouts.rollouts import Rollouts
+from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2, rollouts_pb2
+from fleetplane.kernel.access import Grant, Permission, Role
+from fleetplane.kernel.audit.chain import Entry
+from fleetplane.kernel.freeze import FREEZE
+from fleetplane.kernel.identity.bindings import Bindings
+from fleetplane.kernel.identity.tokens import TokenRecord
+from fleetplane.kernel.reconcile import LEASE
+from fleetplane.kernel.reconcile.metrics import ReconcileCollector
+from fleetplane.kernel.values.times import spelled
+from fleetplane.rpc import Authentication, Authenticator, service_rows
+from fleetplane.sections.rollouts import RolloutSettings
+from fleetplane.web.console import console_mounts
+from fleetplane.web.ops import Mount
+
+LISTENER = "admin"
+MANAGE = Permission("fleet.manage")
+
+_ROLLOUTS = rollouts_pb2.DESCRIPTOR.services_by_name["RolloutAdmin"]
+_SERVICE = fleet_pb2.DESCRIPTOR.services_by_name["FleetAdmin"]
+
+BLUEPRINT = Blueprint(
+    name="fleetwide",
+    kinds=(PLAN, *ROLLOUT_KINDS, *RELEASE_KINDS, ACCOUNT, FREEZE, LEASE),
+    methods=tuple(
+        row
+        for service in (_SERVICE, _ROLLOUTS)
+        for row in service_rows(service, MANAGE, listener=LISTENER, authentication=Authentication.LOCAL)
+    ),
+    grants={Role("local"): (Grant(permission=MANAGE),), **GRANTS},
+    operator_roles=tuple(GRANTS),
+    resources=with_writing(
+        (*RESOURCES, ROLLOUT_POLICIES, ROLLOUTS, RELEASES, AGENT_VERSIONS), {**WRITERS, **POLICY_WRITERS}
+    ),
+)
+
+
+class FleetwideDomain:
+    def __init__(
+        self,
+        kernel: Kernel,
+        running: Iterable[tuple[Blueprint, Domain]],
+        *,
+        version: str,
+        releases: ReleaseOptions | None = None,
+        gates: RolloutSettings | None = None,
+        verify_audit: Verification | None = None,
+    ) -> None:
+        """`running` are the domains of this server, each with what it declares.
+
+        Without `releases` their agents are not upgraded from here. `gates` is what gates of rollouts may ask
+        outside of it; without `verify_audit` the audit log is not verified from elsewhere.
+        """
+        pairs = tuple(running)
+        freezable = {one.name: one.freeze for one, _ in pairs if one.freeze is not None}
+        if releases is not None:
+            freezable[FREEZE_DOMAIN] = FREEZABLE
+        self.switch = FreezeSwitch(kernel.store, kernel.clock, freezable)
+        self.explanations = FleetExplanations(
+            self.switch.freezes, {one.name: _explainers(one, domain) for one, domain in pairs if one.explain}
+        )
+        self._kernel = kernel
+        self._version = version
+        self._operator_roles = {
+            str(role) for one in (*(one for one, _ in pairs), BLUEPRINT) for role in one.operator_roles
+        }
+        self._permissions: dict[str, set[Permission]] = {}
+        for one in (*(one for one, _ in pairs), BLUEPRINT):
+            for role, grants in one.grants.items():
+                self._permissions.setdefault(str(role), set()).update(grant.permission for grant in grants)
+        self._domains = tuple(one.name for one, _ in pairs)
+        self._started_at_ns = kernel.clock.now_ns()
+        self.apis = ResourceApi(
+            kernel,
+            (*pairs, (BLUEPRINT, self)),
+            version=version,
+            explanations=self.explanations,
+            switch=self.switch,
+        )
+        subjects = [found for one, domain in pairs if one.rollouts for found in one.rollouts(domain)]
+        self.releases: ReleaseSide | None = None
+        if releases is not None:
+            self.releases = ReleaseSide(kernel, pairs, releases, listener=LISTENER, manage=MANAGE)
+            subjects.append(self.releases.subject)
+        self.rollouts = Rollouts(
+            kernel.store, kernel.clock, subjects, self.switch.freezes, GateSources(gates)
+        )
+        self.rest = FleetRest(
+            kernel,
+            self.explanations,
+            self.switch,
+            self.rollouts,
+            version=version,
+            verify_audit=verify_audit,
+        )
+        service = FleetService(self.explanations, self.switch)
+        self.services: Sequence[Service] = (
+            Service(listener=LISTENER, descriptor=_SERVICE, servicer=service),
+            Service(listener=LISTENER, descriptor=_ROLLOUTS, servicer=RolloutService(self.rollouts)),
+            *(self.releases.services if self.releases is not None else ()),
+        )
+        self.authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = {}
+        self.server_names: Sequence[str] = ()
+        self.collectors: Sequence[Collector] = (
+            RolloutCollector(self.rollouts),
+            ReconcileCollector(lambda: self.rollouts.reconcilers),
+            *(self.releases.collectors if self.releases is not None else ()),
+        )
+        self.notices: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        return f"<FleetwideDomain {self.explanations!r}>"
+
+    def token_records(self) -> Sequence[TokenRecord]:
+        """Tokens of operators and programs; other domains keep tokens of their own beside these."""
+        records = self._kernel.operators.tokens.records()
+        return [one for one in records if one.roles and self._operator_roles.issuperset(one.roles)]
+
+    async def audit_entries(self, before: int | None, limit: int) -> Sequence[Entry]:
+        """So many entries of the audit log, newest first; those that were archived are not among them."""
+        store = self._kernel.store
+        found: list[Entry] = []
+        seq = store.audit_head().seq if before is None else before - 1
+        while seq > 0 and len(found) < limit:
+            row = await store.audit_row(seq)
+            if row is None:
+                break
+            found.append(msgspec.json.decode(row.entry, type=Entry))
+            seq -= 1
+        return found
+
+    def permissions_of_token(self, name: str, path: str) -> set[Permission]:
+        """What a token holds by its own roles, and by roles that were bound to it at a path and below."""
+        roles = {
+            role for one in self._kernel.operators.tokens.records() if one.name == name for role in one.roles
+        }
+        roles |= {
+            one.spec.role
+            for one in Bindings(self._kernel.store).of((f"token/{name}",))
+            if scopes.covers(path, one.spec.scope)
+        }
+        return {permission for role in roles for permission in self._permissions.get(role, ())}
+
+    @property
+    def audit_length(self) -> int:
+        """The number of the last entry of the audit log."""
+        return self._kernel.store.audit_head().seq
+
+    async def revoke_token(self, name: str, *, actor: str) -> bool:
+        """Refuse a token from now on; what was bound to it is not left to another of its name."""
+        if not await self._kernel.operators.tokens.revoke(name, actor=actor):
+            return False
+        await Bindings(self._kernel.store).forget(f"token/{name}", actor=actor)
+        return True
+
+    def server_facts(self) -> tuple[str, ServerSpecView, ServerStatusView]:
+        found = self._kernel.store.statistics()
+        return (
+            socket.gethostname(),
+            ServerSpecView(domains=self._domains),
+            ServerStatusView(
+                version=self._version,
+                revision=found.revision,
+                started_at=spelled(self._started_at_ns),
+                writable=found.writable,
+                watchers=found.watchers,
+            ),
+        )
+
+    @property
+    def routes(self) -> Sequence[Mount]:
+        return (*self.rest.routes, *self.apis.routes, *console_mounts())
+
+    async def prepare(self) -> None:
+        await self.rest.prepare()
+        await self.apis.prepare()
+        self.rollouts.prepare()
+
+    def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
+        pass
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.apis.run(), name="fleetwide/apis")
+            tasks.create_task(self.rest.run(), name="fleetwide/rest")
+            tasks.create_task(self.rollouts.run(), name="fleetwide/rollouts")
+            if self.releases is not None:
+                tasks.create_task(self.releases.run(), name="fleetwide/releases")
+
+    def drain(self) -> None:
+        self.apis.watching.end()
+
+
+def _explainers(blueprint: Blueprint, domain: Domain) -> DomainExplainers[object]:
+    return DomainExplainers(
+        readers=blueprint.readers(domain) if blueprint.readers is not None else None,
+        kinds={word: (kind, kind.explainer(domain)) for word, kind in blueprint.explain.items()},
+    )
