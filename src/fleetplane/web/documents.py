@@ -6,14 +6,24 @@ nothing else.
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 
 from fleetplane.kernel.errors import NotFound
-from fleetplane.web.gateway import Receive, Scope, Send
-from fleetplane.web.problems import MethodNotAllowed, refusal
+from fleetplane.web.rest.gateway import Receive, Scope, Send
+from fleetplane.web.rest.problems import MethodNotAllowed, refusal
 
+NOT_MODIFIED = 304
+PACKED_FROM_BYTES = 1024
+"""What is smaller gains nothing from being packed."""
+PACKED_KEPT = 128
+"""Packed documents that are kept: all that there are, about 20 KB each."""
+_GZIP = re.compile(r"(?:^|,)\s*gzip\s*(?:$|,|;\s*q=(?:1|0\.[0-9]*[1-9]))")
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
@@ -51,22 +61,42 @@ class Documents:
             status, body = told.status, told.body
             headers |= {**told.headers, "allow": "GET, HEAD"}
         else:
-            status, body = 200, document.content()
-            age = document.cache_seconds
-            headers |= {
-                "content-type": document.content_type,
-                "cache-control": f"public, max-age={age}" if age else "no-cache",
-                "content-security-policy": POLICY,
-            }
-        headers["content-length"] = str(len(body))
+            asked = {name: value.decode("latin-1") for name, value in scope["headers"]}
+            status, body, more = _answer(document, asked)
+            headers |= more
+        if status != NOT_MODIFIED:
+            headers["content-length"] = str(len(body))
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": raw})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
 
-def file(name: str, content_type: str) -> Document:
+def _answer(document: Document, asked: Mapping[bytes, str]) -> tuple[int, bytes, dict[str, str]]:
+    """What is sent of a document: nothing to who has it already, packed to who can unpack it."""
+    body, age = document.content(), document.cache_seconds
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = {
+        "content-type": document.content_type,
+        "cache-control": f"public, max-age={age}" if age else "no-cache",
+        "content-security-policy": POLICY,
+        "etag": tag,
+        "vary": "accept-encoding",
+    }
+    if tag in (asked.get(b"if-none-match") or "").replace("W/", "").split(", "):
+        return NOT_MODIFIED, b"", headers
+    if len(body) < PACKED_FROM_BYTES or not _GZIP.search(asked.get(b"accept-encoding") or ""):
+        return 200, body, headers
+    return 200, _packed(body), {**headers, "content-encoding": "gzip"}
+
+
+@lru_cache(maxsize=PACKED_KEPT)
+def _packed(body: bytes) -> bytes:
+    return gzip.compress(body, mtime=0)
+
+
+def file(name: str, content_type: str, *, cache_seconds: int = 300) -> Document:
     """One of the files that ship with the server."""
-    return Document(content_type=content_type, content=lambda: _file(name), cache_seconds=300)
+    return Document(content_type=content_type, content=lambda: _file(name), cache_seconds=cache_seconds)
 
 
 def _file(name: str) -> bytes:

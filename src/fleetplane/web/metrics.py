@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from fleetplane.web.gateway import AnyGateway
+from fleetplane.web.rest.gateway import AnyGateway
 
 
 class GatewayCollector(Collector):

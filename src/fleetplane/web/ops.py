@@ -1,4 +1,4 @@
-"""The operator's end of the web listener: `/healthz`, `/livez`, `/readyz`, `/metrics`; and `/ui/`.
+"""The operator's end of the web listener: `/healthz`, `/livez`, `/readyz`, `/metrics`, and the index at `/`.
 
 A bare ASGI application: these must answer while everything else is starting, drowning
 or going down. It is also the listener's front door: what other applications were mounted here
@@ -7,7 +7,6 @@ is passed on to them.
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
@@ -15,22 +14,23 @@ from enum import StrEnum
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+
+from fleetplane.web.metrics_page import MetricsAnswer, MetricsPage
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 TEXT = "text/plain; charset=utf-8"
-HTML = "text/html; charset=utf-8"
-PAGES = ("/ui", "/ui/")
-NO_SCRIPT = (b"content-security-policy", b"default-src 'none'; base-uri 'none'; frame-ancestors 'none'")
 INDEX = {
     "/healthz": "is the process alive",
     "/readyz": "will it take calls",
     "/metrics": "its numbers, for Prometheus",
 }
 
+
+READS = "/readyz/reads"
+"""For balancers that spread reads: a server that stands by is ready for them, and not for everything."""
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -44,21 +44,30 @@ class Mount:
     summary: str = ""
     """What is there, for people; empty for what they need not know of."""
     is_page: bool = False
-    """Something to open in a browser: `/ui/` leads there."""
+    """Something to open in a browser: the console leads there."""
 
 
 class Readiness(StrEnum):
     STARTING = "not ready"
     READY = "ok"
+    STANDBY = "stands by"
     DRAINING = "shutting down"
 
 
 class OpsApp:
-    def __init__(self, registry: CollectorRegistry, *, version: str) -> None:
-        self._registry = registry
+    def __init__(
+        self, registry: CollectorRegistry, *, version: str, metrics: MetricsPage | None = None
+    ) -> None:
+        self._metrics = metrics or MetricsPage(registry)
         self._version = version
         self._mounts: list[Mount] = []
         self.readiness = Readiness.STARTING
+        self.reads: Callable[[], bool] = bool
+        """Whether reads are answered although the server is not ready for everything."""
+        self.elsewhere: Callable[[], str] = str
+        """Why what is not mounted is asked of the wrong server; empty if there is no such thing at all."""
+        self.trouble: Callable[[], str] = str
+        """Why a server that is up will not take calls all the same, in a few words; empty if it will."""
 
     def mount(self, mounts: Iterable[Mount]) -> None:
         """Pass on what lies at or below these paths; the longest that fits decides."""
@@ -70,25 +79,42 @@ class OpsApp:
                 return mount.app
         return None
 
+    def handler_name(self, scope: Scope) -> str:
+        """What serves a request that no route has named: a mount, or this application itself."""
+        path = scope["path"]
+        if path in INDEX:
+            return str(path)
+        return next((f"web {one.path}" for one in self._mounts if path.startswith(one.path)), "web")
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and (app := self._mounted(scope["path"])) is not None:
             await app(scope, receive, send)
             return
         if scope["type"] != "http":
             return
-        status, content_type, body, extra = self._answer(scope)
-        headers = [
-            (b"content-type", content_type.encode()),
-            (b"content-length", str(len(body)).encode()),
-            (b"cache-control", b"no-store"),
-            (b"x-content-type-options", b"nosniff"),
-            *extra,
-        ]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+        if scope["path"] == "/metrics" and scope["method"] in ("GET", "HEAD"):
+            await self._tell_metrics(scope, send)
+            return
+        await _send(scope, send, *self._answer(scope))
+
+    async def _tell_metrics(self, scope: Scope, send: Send) -> None:
+        async def tell(answer: MetricsAnswer) -> None:
+            extra = []
+            if answer.retry_seconds:
+                extra.append((b"retry-after", str(answer.retry_seconds).encode()))
+            if answer.status == 401:
+                extra.append((b"www-authenticate", b'Bearer realm="metrics"'))
+            await _send(scope, send, answer.status, answer.content_type, answer.body, extra)
+
+        client = scope.get("client") or ("", 0)
+        await self._metrics.answer(
+            str(client[0]), _header(scope, b"accept"), _header(scope, b"authorization"), tell
+        )
 
     def _answer(self, scope: Scope) -> tuple[int, str, bytes, list[tuple[bytes, bytes]]]:
-        if scope["path"] not in ("/", "/livez", *PAGES, *INDEX):
+        if scope["path"] not in ("/", "/livez", READS, *INDEX):
+            if elsewhere := self.elsewhere():
+                return _problem(503, "STANDS_BY", elsewhere)
             return _problem(404, "NOT_FOUND", f"there is nothing at {scope['path']}")
         if scope["method"] not in ("GET", "HEAD"):
             return _problem(
@@ -100,36 +126,42 @@ class OpsApp:
         match scope["path"]:
             case "/healthz" | "/livez":
                 return 200, TEXT, b"ok\n", []
-            case "/readyz":
+            case "/readyz/reads" if self.reads():
+                return 200, TEXT, b"ok\n", []
+            case "/readyz" | "/readyz/reads":
                 ready = self.readiness is Readiness.READY
+                if ready and (trouble := self.trouble()):
+                    return 503, TEXT, f"{trouble}\n".encode(), []
                 return 200 if ready else 503, TEXT, f"{self.readiness}\n".encode(), []
-            case "/metrics":
-                accepted = next((value for name, value in scope["headers"] if name == b"accept"), b"")
-                try:
-                    encode, content_type = choose_encoder(accepted.decode("latin-1"))
-                except (TypeError, ValueError):  # a version that is none
-                    encode, content_type = choose_encoder("")
-                return 200, content_type, encode(self._registry), []
-            case "/ui" | "/ui/":
-                return 200, HTML, self._pages(), [NO_SCRIPT]
             case _:
                 told = {mount.path: mount.summary for mount in reversed(self._mounts) if mount.summary}
-                page = {"product": "fleetplane", "version": self._version, "paths": INDEX | told}
+                pages = [mount.path for mount in reversed(self._mounts) if mount.is_page]
+                page = {
+                    "product": "fleetplane",
+                    "version": self._version,
+                    "paths": INDEX | told,
+                    "pages": pages,
+                }
                 return 200, "application/json", json.dumps(page, indent=2).encode() + b"\n", []
 
-    def _pages(self) -> bytes:
-        found = {mount.path: mount.summary for mount in reversed(self._mounts) if mount.is_page}
-        entries = "".join(
-            f'<li><a href="{html.escape(path)}">{html.escape(path)}</a> {html.escape(summary)}</li>\n'
-            for path, summary in {**found, "/metrics": INDEX["/metrics"]}.items()
-        )
-        return (
-            '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8"><title>Fleetplane</title>'
-            '<meta name="viewport" content="width=device-width">'
-            '<meta name="color-scheme" content="light dark">'
-            f"</head>\n<body>\n<h1>Fleetplane {html.escape(self._version)}</h1>\n<ul>\n{entries}</ul>\n"
-            "</body>\n</html>\n"
-        ).encode()
+
+async def _send(
+    scope: Scope, send: Send, status: int, content_type: str, body: bytes, extra: list[tuple[bytes, bytes]]
+) -> None:
+    headers = [
+        (b"content-type", content_type.encode()),
+        (b"content-length", str(len(body)).encode()),
+        (b"cache-control", b"no-store"),
+        (b"x-content-type-options", b"nosniff"),
+        *extra,
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+
+
+def _header(scope: Scope, wanted: bytes) -> str:
+    value: bytes = next((value for name, value in scope["headers"] if name == wanted), b"")
+    return value.decode("latin-1")
 
 
 def _problem(

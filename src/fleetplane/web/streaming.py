@@ -1,7 +1,8 @@
 """Answers that go on: bytes as they come, until there are no more or the reader has left.
 
 Server-sent events are one use of it. An idle stream says something every few seconds, so that
-what stands in between does not take it for dead, and so that a reader who left is noticed.
+what stands in between does not take it for dead, and so that a reader who left is noticed. Whether the
+reader may still read is checked along the way: a token may be revoked, and a right taken back, meanwhile.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from typing import Any
 import msgspec
 from litestar.response.base import ASGIResponse
 
-from fleetplane.web.gateway import Receive, Send
+from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.web.rest.gateway import Receive, Send
 
 KEEP_ALIVE_SECONDS = 15.0
+CHECK_SECONDS = 1.0
+"""For how long a reader who was let in is not asked again."""
 KEEP_ALIVE = b": still here\n\n"
 EVENT_STREAM = "text/event-stream"
 
@@ -31,11 +35,20 @@ def event(kind: str, data: object, *, mark: str = "") -> bytes:
 
 class Streaming(ASGIResponse):
     def __init__(
-        self, status: int, headers: Mapping[str, str], content_type: str, chunks: AsyncGenerator[bytes]
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        content_type: str,
+        chunks: AsyncGenerator[bytes],
+        *,
+        check: Callable[[], object] | None = None,
     ) -> None:
+        """`check` raises once the reader may not read on; the stream then ends, and the reader learns why
+        when it comes back."""
         self.status_code = status
         self.given = {"content-type": content_type, "cache-control": "no-store", **headers}
         self._chunks = chunks
+        self._check = check
 
     async def __call__(self, _scope: object, receive: Receive, send: Send) -> None:  # type: ignore[override]
         headers = [(name.encode(), value.encode()) for name, value in self.given.items()]
@@ -50,6 +63,8 @@ class Streaming(ASGIResponse):
 
     async def _pass_on(self, send: Send, leaving: asyncio.Future[None]) -> None:
         coming = asyncio.ensure_future(anext(self._chunks, None))
+        loop = asyncio.get_running_loop()
+        checked = loop.time()
         try:
             while True:
                 either: set[asyncio.Future[Any]] = {coming, leaving}
@@ -59,6 +74,8 @@ class Streaming(ASGIResponse):
                 if leaving in done:
                     return
                 chunk = coming.result() if done else KEEP_ALIVE
+                if loop.time() - checked >= CHECK_SECONDS:
+                    chunk, checked = chunk if self._may_read() else None, loop.time()
                 if chunk is None:
                     await send({"type": "http.response.body", "body": b""})
                     return
@@ -68,6 +85,14 @@ class Streaming(ASGIResponse):
         finally:
             coming.cancel()
             await asyncio.gather(coming, return_exceptions=True)
+
+    def _may_read(self) -> bool:
+        try:
+            if self._check is not None:
+                self._check()
+        except FleetplaneError:
+            return False
+        return True
 
 
 async def _left(receive: Callable[[], Awaitable[Any]]) -> None:

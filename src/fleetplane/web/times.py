@@ -1,20 +1,11 @@
-"""Moments as REST spells them: RFC 3339, UTC, to the second."""
+"""Moments as callers of REST spell them; how we do is in `kernel/values/times.py`."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
-from fleetplane.web.problems import Problem, Rejected
-
-NS_PER_SECOND = 1_000_000_000
-
-
-def spelled(at_ns: int) -> str:
-    return datetime.fromtimestamp(at_ns // NS_PER_SECOND, UTC).isoformat()[:19] + "Z"
-
-
-def spelled_or_null(at_ns: int | None) -> str | None:
-    return None if at_ns is None else spelled(at_ns)
+from fleetplane.kernel.values.times import NS
+from fleetplane.web.rest.problems import Problem, Rejected
 
 
 def parsed(text: str, *, field: str) -> int:
@@ -26,6 +17,6 @@ def parsed(text: str, *, field: str) -> int:
         seconds = int(moment.replace(microsecond=0).timestamp())
         if seconds < 0:
             raise ValueError(text)
-        return seconds * NS_PER_SECOND + moment.microsecond * 1000
+        return seconds * NS + moment.microsecond * 1000
     except (ValueError, OverflowError, OSError) as error:
         raise Rejected(Problem(field=field, message="Must be a time such as 2026-03-01T00:00:00Z")) from error

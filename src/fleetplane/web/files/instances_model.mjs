@@ -1,8 +1,8 @@
 // What the page knows and how it follows from the server's events. No document, no network, no clock.
 
+export { EventReader, age, retryMs } from "./live.mjs";
+
 export const ROWS_LIMIT = 500; // More rows than a person reads; the filters find the others.
-const RETRY_FIRST_MS = 500;
-const RETRY_LIMIT_MS = 30_000;
 const GONE = new Set(["deleting", "deleted"]);
 
 export const nothing = () => ({
@@ -21,40 +21,6 @@ export const credentialsIn = (hash) => {
   const token = (given.get("token") || "").trim();
   return token ? { token, tenant: (given.get("tenant") || "").trim() } : null;
 };
-
-// Server-sent events out of pieces of text, wherever they were cut.
-export class EventReader {
-  #rest = "";
-  #kind = "";
-  #data = [];
-  #mark = "";
-
-  take(text) {
-    const lines = (this.#rest + text).split("\n");
-    this.#rest = lines.pop();
-    return lines.map((line) => this.#line(line.replace(/\r$/, ""))).filter((event) => event !== null);
-  }
-
-  #line(line) {
-    if (line === "") return this.#finish();
-    const colon = line.indexOf(":");
-    if (colon === 0) return null; // only there to show that somebody is
-    const name = colon < 0 ? line : line.slice(0, colon);
-    const value = colon < 0 ? "" : line.slice(colon + 1).replace(/^ /, "");
-    if (name === "event") this.#kind = value;
-    else if (name === "data") this.#data.push(value);
-    else if (name === "id") this.#mark = value;
-    return null;
-  }
-
-  #finish() {
-    const event = this.#data.length
-      ? { kind: this.#kind, data: JSON.parse(this.#data.join("\n")), mark: this.#mark }
-      : null;
-    [this.#kind, this.#data, this.#mark] = ["", [], ""];
-    return event;
-  }
-}
 
 // Takes one event in; a kind that this page does not know yet changes nothing.
 export const apply = (known, { kind, data, mark }, nowMs) => {
@@ -116,25 +82,8 @@ export const instancesShown = (known, { group = "", state = "", text = "", gone 
   return { rows: found.slice(0, ROWS_LIMIT), total: found.length };
 };
 
-// How long ago, in the two largest units.
-export const age = (since, nowMs) => {
-  const seconds = Math.max(0, Math.floor((nowMs - Date.parse(since)) / 1000));
-  if (!Number.isFinite(seconds)) return "";
-  const units = [["d", 86_400], ["h", 3600], ["m", 60], ["s", 1]];
-  const first = units.findIndex(([, size]) => seconds >= size);
-  if (first < 0) return "0s";
-  const [name, size] = units[first];
-  const [nextName, nextSize] = units[first + 1] || ["", 0];
-  const rest = nextSize ? Math.floor((seconds % size) / nextSize) : 0;
-  return `${Math.floor(seconds / size)}${name}${rest ? ` ${rest}${nextName}` : ""}`;
-};
-
 export const frozenWords = (frozen) =>
   frozen ? `${frozen.reason} (${frozen.actor}${frozen.until ? `, until ${frozen.until}` : ""})` : "";
-
-// How long to wait before the next attempt: longer each time, and not all pages at once.
-export const retryMs = (attempt, random) =>
-  Math.min(RETRY_LIMIT_MS, RETRY_FIRST_MS * 2 ** Math.min(attempt, 16)) * (0.5 + random / 2);
 
 // What to tell a person who asks why, as lines of text.
 export const whyLines = (explained, instance) => {

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from fleetplane.web.problems import Code, Problem, Rejected
+from fleetplane.web.rest.problems import Code, Problem, Rejected
 
 T = TypeVar("T")
 

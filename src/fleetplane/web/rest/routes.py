@@ -6,14 +6,18 @@ three can forget a route. Knows no framework and no domain.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
+
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.resources import AnyResource
-from fleetplane.web.problems import Envelope
+from fleetplane.web.rest import console
+from fleetplane.web.rest.problems import Envelope
 
 
 class Caller(Protocol):
@@ -31,25 +35,45 @@ T = TypeVar("T")
 class Headers:
     """A request's headers by name; of several values the last. Decoded when asked for: few are."""
 
-    __slots__ = ("_raw",)
+    __slots__ = ("_method", "_raw", "secure")
 
-    def __init__(self, raw: Mapping[bytes, bytes]) -> None:
+    def __init__(self, raw: Mapping[bytes, bytes], *, method: str = "GET", secure: bool = False) -> None:
         self._raw = raw
+        self._method = method
+        self.secure = secure
+        """Whether the request came over TLS."""
 
     def get(self, name: str) -> str | None:
         """`name` in lower case."""
         value = self._raw.get(name.encode("ascii"))
         return None if value is None else value.decode("latin-1")
 
+    @property
+    def credential(self) -> str | None:
+        """What the caller shows of itself, in the form of an `Authorization` header; None for nothing.
+
+        Raises `Unauthenticated` for a console session without the token that protects it.
+        """
+        return console.credential(
+            self.get("authorization"),
+            self.get("cookie"),
+            self.get(console.CSRF_HEADER),
+            method=self._method,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer(Generic[T]):
     content: T
     headers: Mapping[str, str] = field(default_factory=dict)
+    status: int | None = None
+    """Where it is another than the route's, which is what a kept answer has."""
+    cookies: Sequence[str] = ()
+    """`Set-Cookie` headers, where there may be several; never kept."""
 
 
 class Receipt(Protocol):
-    """That a request must happen once: what it writes is recorded with its writes."""
+    """Makes a request idempotent: its answer is recorded in the transaction that it writes."""
 
     def signed(self, actor: str) -> str:
         """The name under which to write."""
@@ -82,8 +106,8 @@ class Call(Generic[C]):
         """Under which name to write what must happen once."""
         return actor if self.receipt is None else self.receipt.signed(actor)
 
-    def answering(self, view: Callable[[Any], Answer[Any]]) -> Callable[[Any], Answer[Any]]:
-        """Say how the answer follows from what is written, so that both become durable together.
+    def answering(self, view: Callable[[Any], Answer[T]]) -> Callable[[Any], Answer[T]]:
+        """Declare how the answer follows from what is written, so that both become durable together.
 
         The view is given what the one transaction of the handler returns, inside the store's
         writer: it must not wait, and sees the store as it was before.
@@ -156,8 +180,13 @@ class Route:
     begins_once: bool = False
     """Whether each `Stream` of it has a `beginning` that can be kept."""
     query: Sequence[Query] = ()
+    open_query: bool = False
+    """Whether parameters that it does not declare are let pass, where others decide what is sent."""
     envelope: Envelope | None = None
     """How its errors look, where they differ from those of its table."""
+    recheck: Callable[[Call[Any]], object] | None = None
+    """What its handler asks of a caller beyond the permission, such as rights in what the body names. Asked
+    again before an answer that was kept is given once more: meanwhile it may have been taken from them."""
 
     @property
     def name(self) -> str:
@@ -167,8 +196,8 @@ class Route:
 class Gate(Protocol[C]):
     """The domain's own part: who calls, and may they."""
 
-    def authenticate(self, authorization: str | None) -> C:
-        """The caller; raises `Unauthenticated`."""
+    def authenticate(self, headers: Headers) -> C:
+        """The caller, by `headers.credential`; raises `Unauthenticated`."""
 
     def admit(self, caller: C, permission: Permission | None, path: Mapping[str, str]) -> str:
         """The scope of what the path names; raises `NotFound` or `PermissionDenied`."""
@@ -177,8 +206,13 @@ class Gate(Protocol[C]):
 class RouteTable:
     """Every route once; refuses two for the same request, and routes that forgot their permission."""
 
-    def __init__(self, prefix: str, routes: Iterable[Route]) -> None:
+    def __init__(self, prefix: str, routes: Iterable[Route], *, strict_queries: bool = False) -> None:
+        """With `strict_queries`, a parameter that a route does not declare is refused.
+
+        A misspelt filter would otherwise be answered as if there were none.
+        """
         self.prefix = prefix
+        self.strict_queries = strict_queries
         self.routes = tuple(routes)
         seen: set[str] = set()
         for route in self.routes:
@@ -187,6 +221,8 @@ class RouteTable:
             seen.add(route.name)
             if "{" in route.path and not route.public and route.permission is None:
                 raise SettingsError(f"{route.name} names a thing, but no permission")
+            if _answers_anyone_twice(route):
+                raise SettingsError(f"{route.name} has no permission, and nothing to check before a replay")
 
     @property
     def permissions(self) -> set[Permission]:
@@ -196,12 +232,48 @@ class RouteTable:
         return f"<RouteTable {self.prefix} routes={len(self.routes)}>"
 
 
+def _answers_anyone_twice(route: Route) -> bool:
+    """Whether a stored answer would be repeated to a caller whose rights are not checked again."""
+    if route.method != "POST" or route.public or route.answer is None:
+        return False
+    return route.permission is None and route.recheck is None
+
+
 # Optimistic concurrency.
+
+_SPECS = msgspec.msgpack.Encoder()
+TAG_LIMIT = 64
 
 
 def etag(resource: AnyResource) -> str:
-    """Changes with the spec of this incarnation, not with what an agent reports about itself."""
-    return f'W/"{resource.uid[:12]}-{resource.generation}"'
+    """Changes with the spec of this incarnation, not with what an agent reports about itself.
+
+    Generations are counted anew from a backup that was restored: what a lost one said must not pass for
+    what another says now, so that the content counts too.
+    """
+    content = hashlib.blake2b(_SPECS.encode(resource.spec), digest_size=6).hexdigest()
+    return f'W/"{resource.uid[:12]}-{resource.generation}-{content}"'
+
+
+def is_of_another_lineage(condition: str | None, resource: AnyResource) -> bool:
+    """Whether an `If-Match` header names a version that this thing never had here.
+
+    A later generation than the present one, or the same of other content: it was lost before a backup was
+    restored. An earlier one is merely old.
+    """
+    _, _, present = _parts(etag(resource))
+    for part in (condition or "").split(","):
+        uid, generation, content = _parts(part)
+        if uid == resource.uid[:12] and generation.isdecimal():
+            later = int(generation) - resource.generation
+            if later > 0 or (later == 0 and content != present):
+                return True
+    return False
+
+
+def _parts(tag: str) -> tuple[str, str, str]:
+    found = tag.strip().removeprefix("W/").strip('"').split("-")
+    return (found[0], found[1], found[2]) if len(found) == 3 and len(tag) <= TAG_LIMIT else ("", "", "")
 
 
 def matches(condition: str | None, resource: AnyResource) -> bool:

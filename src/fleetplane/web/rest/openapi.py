@@ -12,35 +12,50 @@ from typing import Any
 
 import msgspec
 
-from fleetplane.web.problems import ErrorEnvelope
-from fleetplane.web.routes import Query, Route, RouteTable
+from fleetplane.web.rest.problems import ErrorEnvelope
+from fleetplane.web.rest.routes import Query, Route, RouteTable
 
 VERSION = "3.1.0"
 REJECTED = "422"
+JSON = "application/json"
 _REFERENCE = "#/components/schemas/{name}"
+_BY_NAME = ("properties", "mapping")
+"""Parts of a schema whose keys are names of ours."""
 _PARAMETER = re.compile(r"\{(\w+)\}")
 _ERRORS = {
     "401": "Authentication required or invalid credentials",
     "403": "Insufficient permissions",
     "404": "Resource not found",
     "409": "Resource conflict",
+    "412": "A version that was lost before a backup was restored",
     REJECTED: "Request validation failed",
     "429": "Too many requests",
     "500": "Server internal error",
     "503": "Service temporarily unavailable",
 }
-_WORDS = {200: "OK", 201: "Created", 202: "Accepted", 204: "Done"}
+_WORDS = {200: "OK", 201: "Created", 202: "Accepted", 204: "Done", 302: "Found"}
 
 
 def document(
-    table: RouteTable, *, title: str, version: str, description: str, error: Any = ErrorEnvelope,
-    rejected: str = REJECTED, conditional: bool = True,
-) -> dict[str, Any]:  # fmt: skip
-    """`error` is the shape of every refusal, `rejected` the status of what cannot be meant.
+    table: RouteTable,
+    *,
+    title: str,
+    version: str,
+    description: str,
+    error: Any = ErrorEnvelope,
+    rejected: str = REJECTED,
+    conditional: bool = True,
+    error_type: str = JSON,
+) -> dict[str, Any]:
+    """`error` is the shape of every refusal, `error_type` its media type, `rejected` the status of bad input.
 
     `conditional` says whether things have versions that a request may insist on.
     """
-    errors = {rejected if status == REJECTED else status: words for status, words in _ERRORS.items()}
+    errors = {
+        rejected if status == REJECTED else status: words
+        for status, words in _ERRORS.items()
+        if conditional or status != "412"
+    }
     shapes = [error, *_shapes(table.routes)]
     references, schemas = msgspec.json.schema_components(shapes, ref_template=_REFERENCE)
     by_shape = dict(zip(shapes, references, strict=True))
@@ -48,7 +63,7 @@ def document(
     for route in table.routes:
         made = _operation(route, by_shape, sorted(errors))
         if conditional and route.method in ("PATCH", "DELETE"):
-            made["parameters"].append(_header("If-Match", "The ETag of the version that is meant", 255))
+            made["parameters"].append(_header("If-Match", "Only if the resource still has this ETag", 255))
         paths.setdefault(route.path, {})[route.method.lower()] = made
     return {
         "openapi": VERSION,
@@ -57,17 +72,38 @@ def document(
         "security": [{"bearer": []}],
         "paths": paths,
         "components": {
-            "schemas": schemas,
+            "schemas": {name: _readable(schema) for name, schema in schemas.items()},
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}},
             "responses": {
                 status: {
                     "description": words,
-                    "content": {"application/json": {"schema": by_shape[error]}},
+                    "content": {error_type: {"schema": by_shape[error]}},
                 }
                 for status, words in errors.items()
             },
         },
     }
+
+
+def _readable(schema: Any) -> Any:
+    """A schema in words that generators of clients can read.
+
+    Of an array of fixed length, `items: false` repeats what `maxItems` says. A default that is an object is
+    told in the description.
+    """
+    if isinstance(schema, list):
+        return [_readable(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made: dict[str, Any] = {
+        name: {key: _readable(one) for key, one in value.items()} if name in _BY_NAME else _readable(value)
+        for name, value in schema.items()
+        if not (name == "items" and value is False)
+    }
+    if isinstance(made.get("default"), dict):
+        told = f"Default: {msgspec.json.encode(made.pop('default')).decode()}"
+        made["description"] = f"{made['description']}\n\n{told}" if "description" in made else told
+    return made
 
 
 def _shapes(routes: Iterable[Route]) -> list[Any]:
@@ -87,7 +123,9 @@ def _operation(route: Route, by_shape: dict[Any, Any], errors: Iterable[str]) ->
     if route.public:
         made["security"] = []
     if route.method == "POST" and not route.public:
-        made["parameters"].append(_header("Idempotency-Key", "Sent twice, done once", 255))
+        made["parameters"].append(
+            _header("Idempotency-Key", "A request repeated with the same key is carried out once", 255)
+        )
     if route.body is not None:
         made["requestBody"] = {
             "required": not route.body_optional,
@@ -107,8 +145,8 @@ def _responses(route: Route, by_shape: dict[Any, Any], errors: Iterable[str]) ->
     done: dict[str, Any] = {"description": _WORDS[route.status]}
     if route.answer is not None:
         done["content"] = {"application/json": {"schema": by_shape[route.answer]}}
-        if route.streams and (route.begins_once or route.method == "GET"):
-            done["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    if route.streams and (route.begins_once or route.method == "GET"):
+        done.setdefault("content", {})["text/event-stream"] = {"schema": {"type": "string"}}
     return {
         str(route.status): done,
         **{status: {"$ref": f"#/components/responses/{status}"} for status in errors},

@@ -7,7 +7,7 @@ Errors of the one tree become the envelope here, and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic
@@ -21,11 +21,12 @@ from litestar.response.base import ASGIResponse
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, NotFound
-from fleetplane.web import bodies
-from fleetplane.web.gateway import ARRIVAL, Arrival, Gateway, Send
-from fleetplane.web.idempotency import Answers, Kept
-from fleetplane.web.problems import Code, Envelope, MethodNotAllowed, Problem, Rejected, refusal
-from fleetplane.web.routes import C, Call, Gate, Headers, Route, RouteTable, Stream
+from fleetplane.rpc.listening.doors import HANDLER
+from fleetplane.web.rest import bodies
+from fleetplane.web.rest.gateway import ARRIVAL, Arrival, Gateway, Send
+from fleetplane.web.rest.idempotency import Answers, Kept
+from fleetplane.web.rest.problems import Code, Envelope, MethodNotAllowed, Problem, Rejected, refusal
+from fleetplane.web.rest.routes import C, Call, Gate, Headers, Route, RouteTable, Stream
 from fleetplane.web.streaming import Streaming
 
 log = structlog.get_logger(__name__)
@@ -43,7 +44,8 @@ AnyRequest = Request[Any, Any, Any]
 class Desk(Generic[C]):
     """Runs the handlers of one table."""
 
-    def __init__(self, gate: Gate[C], answers: Answers) -> None:
+    def __init__(self, gate: Gate[C], answers: Answers, *, strict_queries: bool = False) -> None:
+        self._strict_queries = strict_queries
         self._gate = gate
         self._answers = answers
 
@@ -59,6 +61,8 @@ class Desk(Generic[C]):
         body = b"" if route.body is None else await request.body()
         headers = arrival.headers
         query, many = _query(request, route)
+        if self._strict_queries and not route.open_query:
+            _refuse_unknown(query, route)
         call = Call(
             request_id=arrival.request_id,
             address=arrival.address,
@@ -73,7 +77,10 @@ class Desk(Generic[C]):
         key = headers.get("idempotency-key") if route.method == "POST" else None
         if key is None or arrival.caller is None or (route.streams and not route.begins_once):
             return await self._answer(route, call)
-        digest = self._answers.digest(arrival.caller.name, f"POST {request.url.path}", key)
+        what = f"POST {request.url.path}"
+        if asked := request.scope["query_string"]:  # such as another scope: another request
+            what += f"?{asked.decode('latin-1')}"
+        digest = self._answers.digest(arrival.caller.name, what, key)
         return await self._once(route, call, digest, body)
 
     async def _once(self, route: Route, call: Call[C], digest: str, body: bytes) -> Reply | Streaming:
@@ -83,20 +90,32 @@ class Desk(Generic[C]):
         with self._answers.running(digest, body, status=route.status, encode=encode) as once:
             kept = await self._answers.find(once)
             if kept is not None:
+                if route.recheck is not None:
+                    route.recheck(call)
                 return _replayed(kept)
             answer = await route.handler(replace(call, receipt=once))
             kept_answer = answer.beginning if isinstance(answer, Stream) else answer
             assert kept_answer is not None, "what goes on cannot be kept"
             await self._answers.keep(once, kept_answer)
             if isinstance(answer, Stream):
-                return Streaming(route.status, answer.headers, answer.content_type, answer.chunks)
+                return self._streaming(route, call, answer)
             return Reply(route.status, answer.headers, encode(answer.content))
 
     async def _answer(self, route: Route, call: Call[C]) -> Reply | Streaming:
         answer = await route.handler(call)
         if isinstance(answer, Stream):
-            return Streaming(route.status, answer.headers, answer.content_type, answer.chunks)
-        return Reply(route.status, answer.headers, _encoded(route, answer.content))
+            return self._streaming(route, call, answer)
+        body = _encoded(route, answer.content)
+        return Reply(answer.status or route.status, answer.headers, body, cookies=answer.cookies)
+
+    def _streaming(self, route: Route, call: Call[C], answer: Stream) -> Streaming:
+        def check() -> None:
+            """Whoever could not begin to read any more does not read on."""
+            if not route.public:
+                caller = self._gate.authenticate(call.headers)
+                self._gate.admit(caller, route.permission, call.path)
+
+        return Streaming(route.status, answer.headers, answer.content_type, answer.chunks, check=check)
 
 
 def _encoded(route: Route, content: Any) -> bytes:
@@ -106,16 +125,22 @@ def _encoded(route: Route, content: Any) -> bytes:
 class Reply(ASGIResponse):
     """An answer that exists as bytes: nothing is left to be negotiated, converted or looked up."""
 
-    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+    def __init__(
+        self, status: int, headers: Mapping[str, str], body: bytes, *, cookies: Sequence[str] = ()
+    ) -> None:
         self.status_code = status
         self.given = headers
+        self.cookies = cookies
         self.body = body
 
     async def __call__(self, _scope: object, _receive: object, send: Send) -> None:  # type: ignore[override]
         headers = [(name.encode(), value.encode()) for name, value in self.given.items()]
+        headers.extend((b"set-cookie", cookie.encode()) for cookie in self.cookies)
         headers.append(_NO_STORE)
         if self.status_code != NO_CONTENT:
-            headers += (_JSON_TYPE, (b"content-length", b"%d" % len(self.body)))
+            if "content-type" not in self.given:
+                headers.append(_JSON_TYPE)
+            headers.append((b"content-length", b"%d" % len(self.body)))
         await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})
 
@@ -143,6 +168,19 @@ def _query(request: AnyRequest, route: Route) -> tuple[dict[str, str], dict[str,
     return found, many
 
 
+def _refuse_unknown(query: Mapping[str, str], route: Route) -> None:
+    """Parameters that a route does not declare, each by its name, with those that it does."""
+    known = [one.name for one in route.query]
+    told = f"Unknown parameter; known: {', '.join(sorted(known))}" if known else "Unknown parameter"
+    problems = [
+        Problem(field=name, message=told, code=Code.UNKNOWN_FIELD)
+        for name in sorted(query)
+        if name not in known
+    ]
+    if problems:
+        raise Rejected(*problems)
+
+
 def _shaped(route: Route, body: bytes, headers: Headers) -> Any:
     if route.body is None or (route.body_optional and not body):
         return None
@@ -163,7 +201,7 @@ def application(
     debug: bool = False,
 ) -> Gateway[C]:
     """Everything of one table, ready to be mounted at its prefix; `envelope` says how errors look."""
-    desk = Desk(gate, answers)
+    desk = Desk(gate, answers, strict_queries=table.strict_queries)
     error = partial(_error, envelope)
     site = Litestar(
         route_handlers=[_bound(desk, table.prefix, route) for route in table.routes],
@@ -183,6 +221,8 @@ def application(
 
 def _bound(desk: Desk[C], prefix: str, route: Route) -> HTTPRouteHandler:
     async def handle(request: AnyRequest) -> ASGIResponse:  # one word: Litestar takes no choice of them
+        scope: dict[str, Any] = request.scope  # type: ignore[assignment]  # which takes what we add
+        scope[HANDLER] = f"{route.method} {prefix}{route.path}"
         if route.envelope is not None:
             request.scope[ENVELOPE] = route.envelope  # type: ignore[literal-required]
         return await desk.serve(route, request)

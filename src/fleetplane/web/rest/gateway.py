@@ -7,6 +7,7 @@ also on those that no route gave. Knows no framework.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -15,10 +16,11 @@ from typing import Any, Generic
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unauthenticated
-from fleetplane.web.bodies import BODY_LIMIT_BYTES
-from fleetplane.web.problems import Code, Envelope, Problem, Refusal, Rejected, refusal
-from fleetplane.web.rate import Allowance, RateLimit
-from fleetplane.web.routes import C, Gate, Headers
+from fleetplane.kernel.networks import network_of
+from fleetplane.web.rest.bodies import BODY_LIMIT_BYTES
+from fleetplane.web.rest.problems import Code, Envelope, Problem, Refusal, Rejected, TooSlow, refusal
+from fleetplane.web.rest.rate import Allowance, RateLimit
+from fleetplane.web.rest.routes import C, Gate, Headers
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -31,6 +33,10 @@ ARRIVAL = "fleetplane.arrival"
 """The key in an ASGI scope under which the rest of the server finds what was found out here."""
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,64}")
+BODY_START_SECONDS = 10.0
+BODY_RATE_BYTES = 10 * 1024
+"""A second, on the average: a body of the greatest length takes less than two minutes."""
+BODY_SECONDS = 120.0
 _TOO_LONG = Problem(field="", message=f"The body is longer than {BODY_LIMIT_BYTES} bytes", code=Code.TOO_LONG)
 
 
@@ -71,7 +77,7 @@ class Gateway(Generic[C]):
         headers: dict[bytes, bytes] = dict(scope["headers"])
         arrival = self._arrival(scope, headers)
         allowance = self.rate.take(
-            arrival.caller.name if arrival.caller else f"address/{arrival.address}",
+            arrival.caller.name if arrival.caller else f"address/{network_of(arrival.address)}",
             now=self._clock.now_ns() / 1e9,
         )
         send = self._with_headers(send, arrival.request_id, allowance, tls=scope.get("scheme") == "https")
@@ -84,9 +90,12 @@ class Gateway(Generic[C]):
     def _arrival(self, scope: Scope, headers: dict[bytes, bytes]) -> Arrival[C]:
         client = scope.get("client")
         caller, refused = None, None
-        authorization = headers.get(b"authorization")
+        crumbs = [value for name, value in scope["headers"] if name == b"cookie"]
+        if len(crumbs) > 1:  # which HTTP/2 may send one by one
+            headers = {**headers, b"cookie": b"; ".join(crumbs)}
+        shown = Headers(headers, method=scope["method"], secure=scope.get("scheme") == "https")
         try:
-            caller = self._gate.authenticate(authorization.decode("latin-1") if authorization else None)
+            caller = self._gate.authenticate(shown)
         except Unauthenticated as error:
             refused = error
         given = headers.get(b"x-request-id", b"")
@@ -100,7 +109,7 @@ class Gateway(Generic[C]):
             address=client[0] if client and client[0] else "unix",
             caller=caller,
             refused=refused,
-            headers=Headers(headers),
+            headers=shown,
         )
 
     def _with_headers(self, send: Send, request_id: str, allowance: Allowance, *, tls: bool) -> Send:
@@ -139,12 +148,19 @@ def _unwelcome(headers: dict[bytes, bytes], allowance: Allowance) -> FleetplaneE
 
 
 def _bounded(receive: Receive) -> Receive:
-    """A body that says nothing of its length is counted as it comes."""
-    seen = 0
+    """A body that says nothing of its length is counted as it comes, and must come at some pace."""
+    seen, began, whole = 0, asyncio.get_running_loop().time(), False
 
     async def receiving() -> Message:
-        nonlocal seen
-        message = await receive()
+        nonlocal seen, whole
+        if whole:  # what is received now is that the caller has left
+            return await receive()
+        try:
+            async with asyncio.timeout_at(began + body_seconds(seen)):
+                message = await receive()
+        except TimeoutError:
+            raise TooSlow(f"the body came too slowly: {seen} bytes in {body_seconds(seen):.0f} s") from None
+        whole = not message.get("more_body")
         if "body" not in message:  # as ASGI allows, and not everyone expects
             return {**message, "body": b""}
         seen += len(message["body"])
@@ -153,6 +169,11 @@ def _bounded(receive: Receive) -> Receive:
         return message
 
     return receiving
+
+
+def body_seconds(seen: int) -> float:
+    """How long a body of which so much is here may have taken: a start, a least rate, and an end."""
+    return min(BODY_START_SECONDS + seen / BODY_RATE_BYTES, BODY_SECONDS)
 
 
 async def _send(send: Send, answer: Refusal) -> None:

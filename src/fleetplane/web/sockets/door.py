@@ -1,33 +1,39 @@
-"""The door of a WebSocket, for whoever serves one: which pages may come, with which token, and how to refuse.
+"""The handshake of a WebSocket: allowed origins, the token of the request, refusals; and decoding.
 
-Bare ASGI. Knows no messages: what is said over a socket is its domain's business.
+Bare ASGI; knows the meaning of no message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import msgspec
+
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, PermissionDenied, Unauthenticated
-from fleetplane.web.gateway import Scope, Send
-from fleetplane.web.problems import Envelope, refusal
+from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, PermissionDenied
+from fleetplane.kernel.identity.operators import bearer_of
+from fleetplane.web.rest.gateway import Scope, Send
+from fleetplane.web.rest.problems import Envelope, refusal
 
 ANYWHERE = "*"
 POLICY_VIOLATION = 1008
+INTERNAL_ERROR = 1011
 RESTARTING = 1012
 TOKEN_ENDED = 4401
 RIGHTS_ENDED = 4403
+MESSAGE_LIMIT = 64 * 1024
+"""Characters of one message: they ask for things, they do not upload."""
 
 
 def check_origin(headers: dict[bytes, bytes], allowed: Collection[str]) -> None:
-    """Browsers say which page asks; a foreign page must not listen with the user's token."""
+    """Refuse a browser whose page comes from another origin: it must not listen with the user's token."""
     origin = headers.get(b"origin", b"").decode("latin-1")
     if not origin or ANYWHERE in allowed or origin in allowed:
         return
     if urlsplit(origin).netloc != headers.get(b"host", b"").decode("latin-1"):
-        raise PermissionDenied(f"pages of {origin[:128]} may not listen here")
+        raise PermissionDenied(f"pages of {origin[:128]} are not an allowed origin")
 
 
 def query_of(scope: Scope) -> dict[str, str]:
@@ -37,23 +43,34 @@ def query_of(scope: Scope) -> dict[str, str]:
 
 
 def token_of(scope: Scope, headers: dict[bytes, bytes]) -> str | None:
-    """What a request brings along, in its address or its header; None for one that brings nothing."""
+    """The token in the request's query or `Authorization` header; None for a request without one."""
     given = query_of(scope).get("token")
     if given:
         return given
     authorization = headers.get(b"authorization", b"").decode("latin-1")
-    scheme, _, token = authorization.partition(" ")
-    if not authorization:
-        return None
-    if scheme.lower() != "bearer" or not token.strip():
-        raise Unauthenticated("the Authorization header must be: Bearer <token>")
-    return token.strip()
+    return bearer_of(authorization) if authorization else None
+
+
+def decode_message(message: Mapping[str, Any], *, limit: int = MESSAGE_LIMIT) -> dict[str, Any]:
+    """The JSON object that a client sent; anything else is refused, however deep it is nested."""
+    raw = message.get("text") or message.get("bytes") or b""
+    if len(raw) > limit:
+        raise InvalidArgument(f"a message has at most {limit} characters")
+    try:
+        found = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidArgument("nested too deep") from error
+    if not isinstance(found, dict):
+        raise InvalidArgument("a message must be an object")
+    return found
 
 
 async def deny(
     error: FleetplaneError, clock: Clock, scope: Scope, send: Send, *, envelope: Envelope = refusal
 ) -> None:
-    """Refuse the handshake with an HTTP answer, where the server can; else without words."""
+    """Refuse the handshake with an HTTP answer where the server supports it, else by closing."""
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": POLICY_VIOLATION})
         return

@@ -24,7 +24,7 @@ from fleetplane.kernel.errors import Conflict, InvalidArgument
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Beside, Draft, Store
-from fleetplane.web.routes import Answer
+from fleetplane.web.rest.routes import Answer
 
 KEPT_SECONDS = 24 * 3600
 KEY_LIMIT = 255
@@ -67,7 +67,7 @@ class Once:
         self.view = view
 
     def record(self, value: object) -> Kept:
-        """Of a transaction that returned this."""
+        """The record to keep for a transaction with this result."""
         return Kept(fingerprint=self.fingerprint) if self.view is None else self.encode(self.view(value))
 
 
@@ -146,7 +146,7 @@ class Answers:
             raise Conflict("this Idempotency-Key was used with another body", hint="use a new key")
         if not kept.status:
             raise Conflict(
-                "this was done before, and what was answered then is not known any more",
+                "the request was carried out before, and its answer is no longer stored",
                 hint="look at what is there; use a new key to do it again",
             )
         return kept

@@ -21,7 +21,9 @@ from fleetplane.kernel.errors import (
     FleetplaneError,
     InvalidArgument,
     NotFound,
+    OutcomeUnknown,
     PermissionDenied,
+    PreconditionFailed,
     ResourceExhausted,
     StorageFull,
     Unauthenticated,
@@ -34,7 +36,7 @@ INVALID = "Request validation failed"
 
 
 class Code(StrEnum):
-    """Of one finding."""
+    """The code of one problem."""
 
     INVALID_FORMAT = "INVALID_FORMAT"
     REQUIRED = "REQUIRED"
@@ -78,6 +80,14 @@ class MethodNotAllowed(FleetplaneError):
     reason = "METHOD_NOT_ALLOWED"
 
 
+class TooSlow(FleetplaneError):
+    """The request did not arrive in the time that one may take."""
+
+    grpc_code = 4
+    http_status = 408
+    reason = "REQUEST_TIMEOUT"
+
+
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     message: str
@@ -92,6 +102,8 @@ class ErrorEnvelope(msgspec.Struct, frozen=True, kw_only=True):
 # The first class that an error is an instance of decides, so the narrow ones come first.
 _TABLE: tuple[tuple[type[FleetplaneError], int, str], ...] = (
     (StorageFull, 503, "SERVICE_UNAVAILABLE"),
+    (OutcomeUnknown, 500, "OUTCOME_UNKNOWN"),
+    (PreconditionFailed, 412, "PRECONDITION_FAILED"),
     (Unauthenticated, 401, "UNAUTHORIZED"),
     (PermissionDenied, 403, "FORBIDDEN"),
     (NotFound, 404, "NOT_FOUND"),
@@ -102,6 +114,7 @@ _TABLE: tuple[tuple[type[FleetplaneError], int, str], ...] = (
     (ResourceExhausted, 429, "RATE_LIMITED"),
     (Unavailable, 503, "SERVICE_UNAVAILABLE"),
     (MethodNotAllowed, 405, "METHOD_NOT_ALLOWED"),
+    (TooSlow, 408, "REQUEST_TIMEOUT"),
 )
 
 
@@ -119,7 +132,7 @@ Envelope = Callable[[BaseException, str], Refusal]
 
 
 def refusal(error: BaseException, request_id: str) -> Refusal:
-    """What to answer. An error that we did not foresee is told without its words."""
+    """The answer for an error. An unexpected error is answered without its message."""
     status, code, message = 500, "INTERNAL_ERROR", "An internal error occurred"
     details: Sequence[Problem] = ()
     headers = {"content-type": "application/json", "cache-control": "no-store"}

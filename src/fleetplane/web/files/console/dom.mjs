@@ -1,0 +1,82 @@
+// Elements of the page. What the server says becomes text and nothing else: no markup is ever made from it.
+
+/** @typedef {Node | string | number | null | undefined | false} Child */
+
+/**
+ * One element. Keys of `props` that begin with `on` are listeners, the others attributes; what is null,
+ * undefined or false is left out.
+ * @param {string} tag
+ * @param {Record<string, any> | null} [props]
+ * @param {...(Child | Child[])} children
+ * @returns {HTMLElement}
+ */
+export const h = (tag, props = null, ...children) => {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(props ?? {})) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false)
+      node.setAttribute(name, value === true ? "" : String(value));
+  }
+  node.append(...nodes(children));
+  return node;
+};
+
+/**
+ * @param {(Child | Child[])[]} children
+ * @returns {(Node | string)[]}
+ */
+const nodes = (children) =>
+  children
+    .flat()
+    .filter((one) => one !== null && one !== undefined && one !== false)
+    .map((one) => (one instanceof Node ? one : String(one)));
+
+/**
+ * Set a text only where it differs, so that selections and readers of screens are left alone.
+ * @param {Element} node
+ * @param {string} text
+ */
+export const put = (node, text) => {
+  if (node.textContent !== text) node.textContent = text;
+};
+
+/**
+ * Set an attribute only where it differs; null takes it away.
+ * @param {Element} node
+ * @param {string} name
+ * @param {string | null} value
+ */
+export const mark = (node, name, value) => {
+  if (value === null) node.removeAttribute(name);
+  else if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+};
+
+/**
+ * The element of an id that the page always has.
+ * @param {string} id
+ * @returns {any}
+ */
+export const by = (id) => document.getElementById(id);
+
+/**
+ * A button that copies a text, and tells that it did.
+ * @param {string} label
+ * @param {() => string} text
+ * @returns {HTMLElement}
+ */
+export const copyButton = (label, text) => {
+  const button = h("button", { type: "button", class: "copy" }, label);
+  button.addEventListener("click", async () => {
+    const copied = text();
+    button.title = copied;
+    try {
+      await navigator.clipboard.writeText(copied);
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = copied; // where the browser keeps the clipboard to itself, to be marked by hand
+      return;
+    }
+    setTimeout(() => { button.textContent = label; }, 1500);
+  });
+  return button;
+};

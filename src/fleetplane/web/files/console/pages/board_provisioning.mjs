@@ -1,0 +1,176 @@
+// Provisioning of a board over SSH: what would be done, each step as it goes, its output, cancel and resume.
+
+import { answer, send } from "../api.mjs";
+import { h, put } from "../dom.mjs";
+import { since, tone } from "../model.mjs";
+import { button, choice, field, propose, tableOf, words } from "../parts.mjs";
+import { followEvents } from "../streams.mjs";
+
+/**
+ * @typedef {import("../main.mjs").App} App
+ * @typedef {import("../model.mjs").Item} Item
+ */
+
+const STATE = { title: "STATE", type: "text", wide: false };
+const LINES = 500;
+const REREAD_MS = 1000; // Steps are read again at most as often while output comes.
+const SHOWN = "10";
+const ORDERS = { check: "Check it", provision: "Install k3s", deprovision: "Remove k3s" };
+
+/**
+ * How far an operation is, in words.
+ * @param {any} operation
+ */
+export const operationWords = (operation) => {
+  const over = operation.steps.filter((/** @type {any} */ one) => one.finished_at).length;
+  return `${operation.action}: ${operation.state}, ${over} of ${operation.steps.length} steps are over${operation.reason ? `; ${operation.reason}` : ""}.`;
+};
+
+/**
+ * @param {App} app
+ * @param {() => Item | undefined} chosen
+ */
+export const boardProvisioning = (app, chosen) => {
+  const say = h("p", { class: "provisioning-words", role: "status" });
+  const tools = h("p", { class: "tools" }, Object.entries(ORDERS).map(([order, label]) => button(label, () => ask(order, label), { "data-order": order })));
+  const steps = tableOf("Steps", (/** @type {any} */ one) => `${one.node_id}/${one.name}`, [
+    { title: "Step", text: (one) => one.name },
+    { title: "State", text: (one) => one.state, tone: (one) => tone(STATE, one.state) },
+    { title: "Took", text: (one) => (one.started_at ? since(one.started_at, one.finished_at ? Date.parse(one.finished_at) : Date.now()) : "") },
+    { title: "Says", text: (one) => one.message },
+  ]);
+  const output = h("ol", { class: "log", tabindex: "0", "aria-label": "Output of provisioning", hidden: true });
+  const operations = tableOf("Operations", (/** @type {any} */ one) => one.id, [
+    { title: "Operation", text: (one) => one.action },
+    { title: "State", text: (one) => one.state, tone: (one) => tone(STATE, one.state) },
+    { title: "By", text: (one) => one.requested_by },
+    { title: "Age", text: (one) => since(one.created_at, Date.now()) },
+    { title: "", node: (one) => button("Steps", () => open(one.id), { "aria-label": `Steps of ${one.action}, ${one.created_at}` }) },
+  ]);
+  const node = h("div", null, tools, say, steps.node, output, operations.node);
+  /** @type {AbortController | null} */
+  let reading = null;
+  /** @type {any[]} */
+  let known = [];
+  let knownOf = "";
+  let opened = "";
+
+  const load = async () => {
+    const number = chosen()?.value?.status.number;
+    try {
+      known = (await (await answer(`/api/v1/operations?node_id=${number}&limit=${SHOWN}`)).json()).data;
+      operations.show(known);
+      const going = known.find((one) => !one.finished);
+      if (!known.length) put(say, "It was never provisioned. Installing needs a login for the board that the server keeps, see “credential”.");
+      else if (!opened || (going && going.id !== opened)) open((going ?? known[0]).id);
+    } catch (error) {
+      if (!app.isRefused(error)) put(say, words(error));
+    }
+  };
+
+  /** @param {any} operation */
+  const show = (operation) => {
+    put(say, operationWords(operation));
+    steps.show(operation.steps);
+    tools.querySelector(".cancel")?.remove();
+    tools.querySelector(".resume")?.remove();
+    if (!operation.finished) tools.append(button("Cancel", () => order(operation, "cancel", "Cancel", "The step that runs is ended; what was done stays."), { class: "cancel" }));
+    else if (operation.state === "failed" && operation.request_id) tools.append(button("Resume", () => order(operation, "resume", "Resume", "It goes on at the step that failed."), { class: "resume" }));
+  };
+
+  /** @param {string} id */
+  const open = async (id) => {
+    opened = id;
+    reading?.abort();
+    const stop = (reading = new AbortController());
+    output.replaceChildren();
+    output.hidden = true;
+    let readMs = 0;
+    const read = async () => {
+      readMs = Date.now();
+      const { data } = await (await answer(`/api/v1/operations/${id}`)).json();
+      if (opened === id) show(data);
+    };
+    try {
+      await read();
+      await followEvents(`/api/v1/operations/${id}/log`, stop.signal, ({ kind, data }) => {
+        if (kind === "end") {
+          show(data);
+          return true;
+        }
+        output.hidden = false;
+        output.append(h("li", null, data.text));
+        while (output.childElementCount > LINES) output.firstElementChild?.remove();
+        output.scrollTop = output.scrollHeight;
+        if (Date.now() - readMs >= REREAD_MS) read().catch(() => {}); // the end tells all of it once more
+        return false;
+      });
+      if (!stop.signal.aborted) load();
+    } catch (error) {
+      if (!stop.signal.aborted && !app.isRefused(error)) put(say, words(error));
+    }
+  };
+
+  /**
+   * @param {any} operation
+   * @param {string} verb
+   * @param {string} label
+   * @param {string} says
+   */
+  const order = (operation, verb, label, says) => propose(app, {
+    title: `${label} ${operation.action}`, says: [says], label,
+    run: async () => {
+      const told = await send(`/api/v1/operations/${operation.id}/${verb}`, "POST");
+      open(operation.id);
+      return told.message || "Done.";
+    },
+  });
+
+  /**
+   * Ask what would be done, then do it.
+   * @param {string} kind
+   * @param {string} label
+   */
+  const ask = (kind, label) => {
+    const board = chosen();
+    if (!board) return;
+    const number = board.value?.status.number;
+    const address = field("Address, as you confirm it", "address", { value: board.value?.spec.address ?? "", required: true });
+    const credential = field("Credential, by which the server logs in", "credential", { placeholder: "name of a stored login" });
+    const role = choice("Role", "role", [["master", "master"], ["worker", "worker"]], board.value?.spec.role || "worker");
+    const plan = h("div", { class: "steps-planned", role: "status" });
+    const body = () => ({ addresses: { [number]: address.input.value.trim() }, ...(credential.input.value.trim() ? { credential: credential.input.value.trim() } : {}), ...(kind === "provision" ? { role: role.input.value } : {}) });
+    const url = `/api/v1/nodes/${number}/${kind}`;
+    const preview = async () => {
+      put(plan, "Asking the server.");
+      try {
+        const told = await send(url, "POST", { ...body(), dry_run: true });
+        plan.replaceChildren(h("p", null, told.message || "It would do this:"), h("ol", { class: "plan" }, told.steps.map((/** @type {any} */ one) => h("li", null, `${one.name}${one.message ? `: ${one.message}` : ""}`))));
+      } catch (error) {
+        if (!app.isRefused(error)) plan.replaceChildren(h("p", { class: "error" }, words(error)));
+      }
+    };
+    propose(app, {
+      title: `${label}: ${board.name}`,
+      says: [kind === "check" ? "The server logs in over SSH and looks whether the board can be provisioned; nothing is changed." : `The server logs in over SSH and changes the board: ${label.toLowerCase()}. Programs on it may be interrupted.`],
+      fields: [address.node, credential.node, ...(kind === "provision" ? [role.node] : []), h("p", { class: "tools" }, button("Show the steps", preview, { class: "show-steps" })), plan],
+      label, name: kind === "check" ? undefined : board.name,
+      run: async () => {
+        const told = await send(url, "POST", body());
+        if (told.operation_id) open(told.operation_id);
+        return told.message || "Begun: its steps are shown on the page.";
+      },
+    });
+  };
+
+  const update = () => {
+    const board = chosen();
+    // The state of a board changes with its operations, so somebody else's are seen, too.
+    const mark = `${board?.uid} ${board?.value?.metadata.revision}`;
+    if (!board || mark === knownOf) return;
+    if (!knownOf.startsWith(board.uid)) opened = "";
+    knownOf = mark;
+    load();
+  };
+  return { node, update, stop: () => reading?.abort() };
+};
