@@ -78,8 +78,22 @@ def explain(error: BaseException) -> Failure | None:
             return Failure(code=Exit.TIMEOUT, line=_line(str(error) or "the time is up"))
         case OSError():
             return Failure(code=Exit.FAILURE, line=_line(str(error)))
+        case ModuleNotFoundError(name=str(name)) if not name.startswith("fleetplane") and _is_agent_only():
+            hint = "pip install fleetplane brings it; fleetplane-agent has only what agents need"
+            return Failure(code=Exit.FAILURE, line=_line(f"{name} is not installed", hint))
         case _:
             return _explain_rpc(error)
+
+
+def _is_agent_only() -> bool:
+    """Whether the code is installed without what the server and its clients need."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        distribution("fleetplane")
+    except PackageNotFoundError:
+        return True
+    return False
 
 
 def _explain_rpc(error: BaseException) -> Failure | None:

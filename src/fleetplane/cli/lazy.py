@@ -6,13 +6,15 @@ to import than everything else together.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import click
+
+if TYPE_CHECKING:
+    from fleetplane.domains.declaration import Declaration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +29,19 @@ class LazyGroup(click.Group):
 
     entries: ClassVar[Mapping[str, Entry]] = {}
 
+    def table(self) -> Mapping[str, Entry]:
+        """The commands that are imported when they run; groups that learn of more add them here."""
+        return self.entries
+
+    def own_entry(self, name: str) -> Entry | None:
+        """A command that is known without looking at what else is installed."""
+        return self.entries.get(name)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *self.entries})
+        return sorted({*super().list_commands(ctx), *self.table()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = self.entries.get(cmd_name)
+        entry = self.own_entry(cmd_name) or self.table().get(cmd_name)
         if entry is None:
             return super().get_command(ctx, cmd_name)
         module, _, attribute = entry.target.partition(":")
@@ -40,10 +50,10 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = []
+        rows, table = [], self.table()
         for name in self.list_commands(ctx):
-            if name in self.entries:
-                rows.append((name, self.entries[name].help))
+            if name in table:
+                rows.append((name, table[name].help))
             elif (command := super().get_command(ctx, name)) is not None and not command.hidden:
                 rows.append((name, command.get_short_help_str(limit=90)))
         if rows:
@@ -53,9 +63,39 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and self.own_entry(args[0]) is not None:
+            return super().resolve_command(ctx, args)
         known = self.list_commands(ctx)
         if args and args[0] not in known and not args[0].startswith("-"):
+            import difflib
+
             nearest = difflib.get_close_matches(args[0], known, n=1)
             advice = f"Did you mean {nearest[0]!r}?" if nearest else f"Known: {', '.join(known)}."
             ctx.fail(f"No such command {args[0]!r}. {advice}")
         return super().resolve_command(ctx, args)
+
+
+class DeclaredGroup(LazyGroup):
+    """A group with the commands that installed domains declare, beside its own."""
+
+    kind: ClassVar[Literal["verbs", "agents"]]
+
+    def own_entry(self, name: str) -> Entry | None:
+        """Domains of ours are found in our own folder: reading what is installed costs an agent megabytes."""
+        if (known := super().own_entry(name)) is not None:
+            return known
+        from fleetplane.domains import own
+
+        return self._entries(own.declarations()).get(name)
+
+    def table(self) -> Mapping[str, Entry]:
+        from fleetplane.domains import discovery
+
+        return {**self._entries(discovery.installed().declarations), **self.entries}
+
+    def _entries(self, declarations: Iterable[Declaration]) -> dict[str, Entry]:
+        return {
+            verb.name: Entry(target=verb.target, help=verb.help)
+            for domain in declarations
+            for verb in (domain.verbs if self.kind == "verbs" else domain.agents)
+        }

@@ -5,45 +5,129 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from typing import ClassVar
 
 import click
 
-from fleetplane.cli import streams
+from fleetplane import __version__, environment
+from fleetplane.cli import stdio as streams
 from fleetplane.cli.exits import Exit, explain
-from fleetplane.cli.lazy import Entry, LazyGroup
+from fleetplane.cli.lazy import DeclaredGroup, Entry
 
 
-class Verbs(LazyGroup):
+class Verbs(DeclaredGroup):
+    kind = "verbs"
     entries: ClassVar[Mapping[str, Entry]] = {
         "server": Entry(target="fleetplane.cli.server:server", help="Run the control plane."),
+        "demo": Entry(
+            target="fleetplane.cli.demo.demo:demo", help="Start a server with something of every fleet in it."
+        ),
         "agent": Entry(
             target="fleetplane.cli.agent:agent", help="Run the node side: report on this machine."
         ),
-        "gpus": Entry(target="fleetplane.cli.gpus:gpus", help="Read, watch and report GPU health."),
-        "instances": Entry(
-            target="fleetplane.cli.instances:instances",
-            help="Groups of machines: scale, watch, drain, freeze.",
-        ),
-        "boards": Entry(
-            target="fleetplane.cli.boards:boards",
-            help="Raspberry-Pi-class boards: metrics, GPIO, commands, logs, provisioning.",
-        ),
-        "edge": Entry(target="fleetplane.cli.edge:edge", help="Daemons behind NAT, and runs across them."),
         "tokens": Entry(
             target="fleetplane.cli.tokens:tokens",
             help="Tokens of those who act on the server from elsewhere.",
         ),
-        "explain": Entry(
-            target="fleetplane.cli.instances_admin:explain", help="Why is something not happening?"
+        "revocations": Entry(
+            target="fleetplane.cli.revocations:revocations",
+            help="Which agents know who may no longer come in.",
+        ),
+        "explain": Entry(target="fleetplane.cli.explain:explain", help="Why is something not happening?"),
+        "freeze": Entry(
+            target="fleetplane.cli.freeze:freeze", help="Stop controllers of a domain from acting."
+        ),
+        "unfreeze": Entry(target="fleetplane.cli.freeze:unfreeze", help="Let controllers act again."),
+        "freezes": Entry(
+            target="fleetplane.cli.freeze:freezes", help="List freezes, with who set them and why."
+        ),
+        "get": Entry(
+            target="fleetplane.cli.resources.get:get",
+            help="Show objects of any kind.",
+        ),
+        "describe": Entry(
+            target="fleetplane.cli.resources.get:describe", help="Show everything about objects, and why."
+        ),
+        "watch": Entry(
+            target="fleetplane.cli.resources.get:watch", help="Follow objects of one kind or several."
+        ),
+        "events": Entry(target="fleetplane.cli.resources.get:events", help="Show or follow what happens."),
+        "logs": Entry(
+            target="fleetplane.cli.resources.logs:logs", help="Read or follow what an object writes down."
+        ),
+        "top": Entry(
+            target="fleetplane.cli.resources.top:top", help="Show machines and GPUs with their figures."
+        ),
+        "whoami": Entry(
+            target="fleetplane.cli.resources.people:whoami", help="Show who you are, and your roles."
+        ),
+        "can-i": Entry(
+            target="fleetplane.cli.resources.people:can_i", help="Ask whether you may do something, and why."
+        ),
+        "mcp": Entry(target="fleetplane.cli.resources.mcp:mcp", help="Let an assistant look at the fleet."),
+        "delete": Entry(target="fleetplane.cli.resources.get:delete", help="Delete objects by name."),
+        "plan": Entry(
+            target="fleetplane.cli.resources.plans:plan", help="Show what objects of files would change."
+        ),
+        "apply": Entry(
+            target="fleetplane.cli.resources.plans:apply", help="Make things as files, or a plan, say."
+        ),
+        "diff": Entry(
+            target="fleetplane.cli.resources.plans:diff", help="Compare objects of files with what is there."
+        ),
+        "edit": Entry(target="fleetplane.cli.resources.plans:edit", help="Change one object in an editor."),
+        "export": Entry(
+            target="fleetplane.cli.resources.plans:export", help="Print all desired state, for `apply -f`."
+        ),
+        "kinds": Entry(
+            target="fleetplane.cli.resources.get:kinds",
+            help="List the kinds of things that there are.",
+        ),
+        "login": Entry(
+            target="fleetplane.cli.contexts:login", help="Get to know a server, and keep it as a context."
+        ),
+        "open": Entry(
+            target="fleetplane.cli.resources.open_console:open_console",
+            help="Print a link that opens the console.",
+        ),
+        "context": Entry(
+            target="fleetplane.cli.contexts:context", help="Which servers are known, and which one is meant."
+        ),
+        "completion": Entry(
+            target="fleetplane.cli.completion:completion",
+            help="Print what makes bash, zsh or fish complete commands.",
+        ),
+        "releases": Entry(
+            target="fleetplane.cli.upgrades.releases:releases",
+            help="Versions of the agents, served to them by the server.",
+        ),
+        "run": Entry(
+            target="fleetplane.cli.running.fleet_run:run", help="Run a command on boards or edge daemons."
+        ),
+        "rollout": Entry(
+            target="fleetplane.cli.rollouts.verbs:rollout", help="Change something on many agents in waves."
         ),
         "audit": Entry(target="fleetplane.cli.audit:audit", help="Read and verify the audit log."),
+        "backup": Entry(
+            target="fleetplane.cli.backup:backup", help="Copy a server's data, checked; it may be running."
+        ),
+        "restore": Entry(
+            target="fleetplane.cli.backup:restore", help="Put a backup into place, as a new lineage."
+        ),
+        "migrate": Entry(
+            target="fleetplane.cli.store:migrate", help="Move a stopped server's data to PostgreSQL."
+        ),
+        "servers": Entry(
+            target="fleetplane.cli.store:servers", help="List the servers that share a database."
+        ),
+        "store": Entry(
+            target="fleetplane.cli.store:store", help="Decide about the database of a stopped server."
+        ),
     }
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("fleetplane"), "-V", "--version", message="%(prog)s %(version)s")
+@click.version_option(__version__, "-V", "--version", message="%(prog)s %(version)s")
 def fleetplane() -> None:
     """One secure control plane for every machine that is not in front of you.
 
@@ -73,6 +157,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     click's own `main` would answer an interrupt and a broken pipe in its way before we could.
     """
     try:
+        if (instruction := asked_to_complete()) is not None:
+            from fleetplane.cli.completion import answer
+
+            return answer(fleetplane, instruction)
         given = _texts(sys.argv[1:] if arguments is None else arguments)
         with fleetplane.make_context("fleetplane", given) as context:
             fleetplane.invoke(context)
@@ -89,6 +177,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _told(error)
     return Exit.OK
+
+
+def asked_to_complete() -> str | None:
+    """What a shell wants to know instead of running a command, as click's completion scripts ask it."""
+    return environment.current().get("_FLEETPLANE_COMPLETE")
 
 
 def _told(error: Exception) -> int:

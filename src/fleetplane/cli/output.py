@@ -34,7 +34,7 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     empty: str
-    """What to tell a person, on stderr, when there is nothing to show."""
+    """The message on stderr when there is nothing to show."""
 
 
 format_option = click.option(
@@ -61,13 +61,85 @@ def emit(output: Format, data: object, table: Table) -> None:
 
 def emit_table(table: Table) -> None:
     if not table.rows:
-        click.echo(table.empty, err=True)
-    elif sys.stdout.isatty():
-        from rich.console import Console
+        say(f"{table.empty}{looked_at()}" if table.empty else "")
+        return
+    if sys.stdout.isatty():
+        from shutil import get_terminal_size
 
-        Console().print(rich_table(table))
-    else:
-        click.echo(plain_table(table))
+        click.echo(terminal_table(table, get_terminal_size().columns, colour=has_colour()))
+        return
+    click.echo(plain_table(table))
+
+
+def looked_at() -> str:
+    """Where a list was looked for that is empty: tenant, workspace or scope, and which server, as asked."""
+    context = click.get_current_context(silent=True)
+    if context is None:
+        return ""
+    given = context.params
+    parts = [f"{name} {given[name]}" for name in ("tenant", "group", "workspace", "scope") if given.get(name)]
+    if given.get("server"):
+        parts.append(str(given["server"]))
+    elif given.get("data_dir"):
+        parts.append(f"the server at {given['data_dir']}")
+    elif given.get("context"):
+        parts.append(f"context {given['context']}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def has_colour() -> bool:
+    """Whether the terminal is to have colours: unless somebody asked for none (no-color.org)."""
+    from fleetplane import environment
+
+    known = environment.current()
+    return not known.get("NO_COLOR") and known.get("TERM") != "dumb"
+
+
+LEAST_WIDTH = 8
+"""To which a column is shortened at most: enough to recognise what it holds."""
+
+
+def terminal_table(table: Table, width: int, *, colour: bool) -> str:
+    """A table that fits a window: what is too long is shortened, the widest column first."""
+    lines = [list(table.columns), *([flat(cell.text) for cell in row] for row in table.rows)]
+    widths = fitted([max(len(line[index]) for line in lines) for index in range(len(table.columns))], width)
+
+    def drawn(text: str, room: int, last: bool, style: str) -> str:
+        short = text if len(text) <= room else text[: room - 1] + "…"
+        padded = short if last else short.ljust(room)
+        return click.style(padded, **_STYLES[style]) if colour and style in _STYLES else padded
+
+    styles = [["bold"] * len(table.columns), *([cell.style for cell in row] for row in table.rows)]
+    return "\n".join(
+        "  ".join(
+            drawn(text, room, index == len(line) - 1, style)
+            for index, (text, room, style) in enumerate(zip(line, widths, styled, strict=True))
+        ).rstrip()
+        for line, styled in zip(lines, styles, strict=True)
+    )
+
+
+def fitted(widths: Sequence[int], width: int) -> list[int]:
+    """Widths that fit into a line, each as wide as it can be; shortened from the widest down."""
+    found = list(widths)
+    room = width - 2 * (len(found) - 1)
+    while found and sum(found) > room and max(found) > LEAST_WIDTH:
+        widest = max(found)
+        index = found.index(widest)
+        others = [one for place, one in enumerate(found) if place != index]
+        below = max((one for one in others if one < widest), default=LEAST_WIDTH)
+        found[index] = max(below, widest - (sum(found) - room), LEAST_WIDTH)
+        if found[index] == widest:  # several are as wide: one character less each
+            found[index] -= 1
+    return found
+
+
+_STYLES: dict[str, dict[str, Any]] = {
+    "bold": {"bold": True},
+    "dim": {"dim": True},
+    **{name: {"fg": name} for name in ("red", "green", "yellow", "cyan", "blue", "magenta")},
+    **{f"bold {name}": {"fg": name, "bold": True} for name in ("red", "green", "yellow")},
+}
 
 
 def json_line(data: object) -> str:
@@ -99,6 +171,11 @@ def rich_table(table: Table) -> Any:
     for row in table.rows:
         drawn.add_row(*(Text(flat(cell.text), style=cell.style) for cell in row))
     return drawn
+
+
+def say(message: str) -> None:
+    """A message for people, on stderr; nothing in it that a terminal would obey."""
+    click.echo("\n".join(flat(line) for line in message.split("\n")), err=True)
 
 
 def flat(text: str) -> str:

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fleetplane.cli.address import parse_address
+from fleetplane.cli.clients.address import parse_address
 from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.values import durations
 
 if TYPE_CHECKING:
     from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 
 STATUSES = frozenset({"True", "False", "Unknown"})
-UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 
 LONGEST_SECONDS = 100 * 366 * 24 * 3600.0
 """gRPC takes a deadline that is too far away for one that has passed."""
 
 
 class Duration(click.ParamType[float]):
-    """`30s`, `500ms`, `2m`, `1h`, or a plain number of seconds; as seconds."""
+    """`30s`, `500ms`, `2m`, `1h30m`, or a plain number of seconds; as seconds."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, int | float):
             return float(value)
-        matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)", str(value).strip())
-        if matched is None:
-            self.fail(f"{value!r} is no duration; write 30s, 500ms, 2m or 1h", param, ctx)
-        seconds = float(matched[1]) * UNIT_SECONDS[matched[2]]
+        try:
+            seconds = durations.parse_typed(str(value))
+        except InvalidArgument as error:
+            self.fail(error.message, param, ctx)
         if seconds <= 0:
             self.fail("must be longer than nothing", param, ctx)
         if seconds > LONGEST_SECONDS:
@@ -97,3 +96,22 @@ address_option = click.option(
     help="Where the device API is: unix:///path or host:port. Without it: the system's socket, "
     "else ./fleetplane-data/device.sock, else 127.0.0.1:50051.",
 )
+
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+class Label(click.ParamType[tuple[str, str]]):
+    """`KEY=VALUE`, as a pair."""
+
+    name = "label"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        key, equals, text = str(value).partition("=")
+        if not equals or not key:
+            self.fail(f"{value!r} is no label; write env=production", param, ctx)
+        return key, text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from fleetplane.cli import streams
+from fleetplane.cli import stdio as streams
 
 NEW_OBJECTS = 20_000
 """More than were let go, before Python looks among the newest for what only refers to itself; its default
@@ -68,7 +68,7 @@ def server(
 
 
 def _announce(addresses: dict[str, list[str]], notices: Sequence[str]) -> None:
-    """Say where to go, for a person at a terminal. If nobody listens, that is no reason to stop."""
+    """Print the addresses for a person at a terminal; a closed terminal does not stop the server."""
     _calm_collector()
     try:
         _say_where_to_go(addresses, notices)

@@ -1,0 +1,145 @@
+"""`fleetplane freeze`, `unfreeze` and `freezes`: stopping controllers of any domain at any scope.
+
+The owner acts at the server's own socket; anyone else over REST, with a token of the role `fleet.operator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from fleetplane.cli.clients.rest_client import connect, rest_options
+from fleetplane.cli.explain import plain
+from fleetplane.cli.output import Cell, Format, Table, emit, format_option
+from fleetplane.cli.parameters import DURATION
+from fleetplane.client.places import Place, is_remote, owner_directory
+
+FREEZES_PATH = "/v1/fleet/freezes"
+EVERY_DOMAIN = "*"
+
+domain_option = click.option(
+    "--domain",
+    "domains",
+    multiple=True,
+    metavar="DOMAIN",
+    help="Whose controllers, such as edge; can be given often. Every domain's when not given.",
+)
+scope_option = click.option(
+    "--scope", default="", help="Where, such as tenant/acme or boards/board/5; everywhere when not given."
+)
+
+
+@click.command()
+@domain_option
+@scope_option
+@click.option("--reason", required=True, help="For whoever wonders why nothing happens.")
+@click.option("--for", "seconds", type=DURATION, help="Until it ends by itself; until lifted when not given.")
+@rest_options
+def freeze(domains: tuple[str, ...], scope: str, reason: str, seconds: float | None, **where: Any) -> None:
+    """Stop controllers from acting, at a scope and below it.
+
+    They go on observing: reports are taken and states shown. What people ask for in so many words, such as
+    a run or a write to a pin, goes on too. `fleetplane explain` says of what is frozen that it is.
+    """
+    import time
+    from datetime import UTC, datetime
+
+    place, wanted = Place(**where), list(domains) or [EVERY_DOMAIN]
+    ends_ns = None if seconds is None else time.time_ns() + round(seconds * 1e9)
+    if is_remote(place):
+        body: dict[str, object] = {"scope": scope, "domains": wanted, "reason": reason}
+        if ends_ns is not None:
+            body["expires_at"] = datetime.fromtimestamp(ends_ns / 1e9, UTC).isoformat()
+        with connect(place) as client:
+            made = client.call("POST", FREEZES_PATH, body=body)["freezes"]
+    else:
+        made = _at_socket(place, wanted, scope, reason, ends_ns)
+    for one in made:
+        until = f"until {one['expires_at']}" if one["expires_at"] else "until lifted"
+        click.echo(f"{_told(one)} is frozen {until}")
+
+
+def _at_socket(
+    place: Place, domains: Sequence[str], scope: str, reason: str, ends_ns: int | None
+) -> Sequence[Mapping[str, Any]]:
+    from fleetplane.cli.clients.fleet_client import FleetClient
+    from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2 as pb
+
+    request = pb.FreezeRequest(scope=scope, domains=domains, reason=reason)
+    if ends_ns is not None:
+        request.expires_at.FromNanoseconds(ends_ns)
+    with FleetClient(owner_directory(place), call_seconds=place.timeout) as owner:
+        made: Sequence[Mapping[str, Any]] = plain(owner.call("Freeze", request))["freezes"]
+    return made
+
+
+@click.command()
+@domain_option
+@scope_option
+@rest_options
+def unfreeze(domains: tuple[str, ...], scope: str, **where: Any) -> None:
+    """Let controllers act again, unless a wider freeze holds.
+
+    Ends the freeze of these domains at this very scope; without --domain the one of every domain.
+    """
+    from fleetplane.cli.exits import CommandFailed, Exit
+    from fleetplane.kernel.errors import NotFound
+
+    place, wanted = Place(**where), list(domains) or [EVERY_DOMAIN]
+    where_told = _told({"scope": scope, "domains": wanted})
+    missing = CommandFailed(
+        Exit.NOT_FOUND, f"there is no freeze of {where_told} itself", hint="`fleetplane freezes` lists them"
+    )
+    if is_remote(place):
+        query = [("scope", scope), *(("domain", domain) for domain in wanted)]
+        with connect(place) as client:
+            try:
+                client.call("DELETE", FREEZES_PATH, query=query)
+            except NotFound:
+                raise missing from None
+    else:
+        from fleetplane.cli.clients.fleet_client import FleetClient
+        from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2 as pb
+
+        with FleetClient(owner_directory(place), call_seconds=place.timeout) as owner:
+            if not owner.call("Lift", pb.LiftRequest(scope=scope, domains=wanted)).lifted:
+                raise missing
+    click.echo(f"{where_told} is not frozen any more")
+
+
+@click.command()
+@rest_options
+@format_option
+def freezes(output: Format, **where: Any) -> None:
+    """List freezes, with who set them and why."""
+    place = Place(**where)
+    if is_remote(place):
+        with connect(place) as client:
+            found = client.call("GET", FREEZES_PATH)["freezes"]
+    else:
+        from fleetplane.cli.clients.fleet_client import FleetClient
+        from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2 as pb
+
+        with FleetClient(owner_directory(place), call_seconds=place.timeout) as owner:
+            found = plain(owner.call("ListFreezes", pb.ListFreezesRequest()))["freezes"]
+    rows = [
+        [
+            Cell(text=",".join(one["domains"])),
+            Cell(text=one["scope"] or "everywhere"),
+            Cell(text=one["frozen_at"]),
+            Cell(text=one["expires_at"] or "-"),
+            Cell(text=one["actor"]),
+            Cell(text=one["reason"]),
+        ]
+        for one in found
+    ]
+    columns = ("DOMAINS", "SCOPE", "SINCE", "ENDS", "BY", "REASON")
+    emit(output, found, Table(columns=columns, rows=rows, empty="Nothing is frozen."))
+
+
+def _told(freeze: Mapping[str, Any]) -> str:
+    domains = freeze["domains"]
+    whose = "every domain" if EVERY_DOMAIN in domains else ", ".join(domains)
+    return f"{whose} at {freeze['scope']}" if freeze["scope"] else whose
