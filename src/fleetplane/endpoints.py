@@ -9,16 +9,19 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from fleetplane.domains import discovery
 from fleetplane.domains.blueprint import Domain
+from fleetplane.domains.declaration import Listener, Transport
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.identity import Authority
 from fleetplane.rpc import GrpcApp, ListenerSpec, TlsFiles
-from fleetplane.sections.listeners import DEFAULT_PLACE, DEFAULT_SOCKET
+from fleetplane.rpc.listening.listeners import AsgiApp
+from fleetplane.sections.listeners import DEFAULT_PLACE
 from fleetplane.settings import Settings
 from fleetplane.web.ops import OpsApp
 
@@ -26,6 +29,8 @@ UNSPECIFIED = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # recognised, not 
 """Hosts that stand for every address and so for no name."""
 
 
+ADMIN = "admin"
+"""The owner's own socket: in the data directory, and nowhere else."""
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 """How this machine is always called by itself."""
 
@@ -38,124 +43,107 @@ a channel that is idle between calls is normal for them, and there are as many a
 def web(settings: Settings, app: OpsApp, authority: Authority) -> ListenerSpec:
     """HTTP on loopback; TLS as soon as one of its addresses lies elsewhere."""
     addresses = settings.listeners.web.addresses
-    remote = [address for address in addresses if not is_local(address)]
+    remote = _remote(addresses)
     tls = ephemeral_tls(authority, remote) if remote else None
     return ListenerSpec(
         name="web", addresses=addresses, app=app, tls=tls, http1=True, idle_seconds=WEB_IDLE_SECONDS
     )
 
 
+def is_web_remote(settings: Settings) -> bool:
+    """Whether other machines can reach the web listener."""
+    return bool(_remote(settings.listeners.web.addresses))
+
+
+def _remote(addresses: Iterable[str]) -> list[str]:
+    return [address for address in addresses if not is_local(address)]
+
+
 def grpc(
-    settings: Settings, apps: Mapping[str, GrpcApp], domains: Iterable[Domain], authority: Authority
+    settings: Settings,
+    apps: Mapping[str, GrpcApp],
+    domains: Iterable[Domain],
+    authority: Authority,
+    *,
+    owner: AsgiApp | None = None,
 ) -> list[ListenerSpec]:
-    """A listener for each gRPC application, each with the transport its callers need."""
+    """A listener for each gRPC application, each with the transport that its domain declares.
+
+    `owner` is what the owner's socket serves beside its gRPC application.
+    """
     names = {name for domain in domains for name in domain.server_names}
-    makers: Mapping[str, Callable[[GrpcApp], ListenerSpec]] = {
-        "device-api": lambda app: device_api(settings, app),
-        "admin": lambda app: admin(settings, app),
-        "registration": lambda app: encrypted(
-            "registration", settings.listeners.registration.addresses, app, authority, names, clients="none"
-        ),
-        "operator": lambda app: encrypted(
-            "operator", settings.listeners.operator.addresses, app, authority, names, clients="required"
-        ),
-        "agent": lambda app: encrypted(
-            "agent", settings.listeners.agent.addresses, app, authority, names, clients="required"
-        ),
-        "proxy-agents": lambda app: proxy_agents(settings, app, authority, names),
-        "boards": lambda app: encrypted(
-            "boards", settings.listeners.boards.addresses, app, authority, names, clients="optional"
-        ),
-        "boards-plain": lambda app: boards_plain(settings, app),
-        "edge": lambda app: edge(settings, app, authority, names),
-    }
-    return [makers[name](app) for name, app in apps.items()]
+    declared = {one.name: one for domain in discovery.installed().declarations for one in domain.listeners}
+    return [
+        admin(settings, owner or app)
+        if name == ADMIN
+        else opened(settings, declared[name], app, authority, names)
+        for name, app in apps.items()
+    ]
+
+
+def opened(
+    settings: Settings, listener: Listener, app: GrpcApp, authority: Authority, names: Iterable[str]
+) -> ListenerSpec:
+    """TLS with our own certificate, or plain text that stays on this machine unless the operator insists."""
+    transport, wanted = listener.transport, settings.listener(listener.name)
+    addresses = tuple(_placed(one, transport, settings.state_directory) for one in wanted.addresses)
+    spec = ListenerSpec(name=listener.name, addresses=addresses, app=app, tls13_only=transport.tls13_only)
+    if transport.unix_mode_setting:
+        spec = replace(spec, unix_mode=int(getattr(wanted, transport.unix_mode_setting), 8))
+    if transport.tls == "always" or (transport.tls == "setting" and wanted.is_encrypted):
+        with_tokens = transport.tokens_setting and getattr(wanted, transport.tokens_setting)
+        clients = "optional" if with_tokens else transport.client_certificates
+        return encrypted(spec, authority, names, clients=clients)
+    if not (transport.plaintext_setting and getattr(wanted, transport.plaintext_setting)):
+        _require_local(listener, spec.addresses)
+    return spec
 
 
 def encrypted(
-    name: str,
-    addresses: Sequence[str],
-    app: GrpcApp,
+    spec: ListenerSpec,
     authority: Authority,
-    names: Iterable[str],
+    names: Iterable[str] = (),
     *,
-    clients: Literal["none", "optional", "required"],
+    clients: Literal["none", "optional", "required"] = "none",
 ) -> ListenerSpec:
-    """TLS with our own certificate; callers show one of ours if `clients` says so."""
-    tls = ephemeral_tls(authority, addresses, names)
+    """The listener with TLS and our own certificate; callers show one of ours if `clients` says so."""
+    tls = ephemeral_tls(authority, spec.addresses, names)
     if clients != "none":
         trust = MemoryFile(authority.trust_pem)
         tls = replace(tls, client_ca=trust.path, client_certificate=clients, held=(*tls.held, trust))
-    return ListenerSpec(name=name, addresses=tuple(addresses), app=app, tls=tls)
+    return replace(spec, tls=tls)
 
 
-def proxy_agents(
-    settings: Settings, app: GrpcApp, authority: Authority, names: Iterable[str]
-) -> ListenerSpec:
-    """TLS, because private keys travel here; agents show a token, not a certificate."""
-    wanted = settings.listeners.proxy_agents
-    spec = encrypted("proxy-agents", wanted.addresses, app, authority, names, clients="none")
-    return spec if wanted.tls else replace(spec, tls=None)
+def within_budget(settings: Settings, spec: ListenerSpec) -> ListenerSpec:
+    """With the connections that the settings allow it, and one address of it."""
+    if spec.name == ADMIN:
+        return spec
+    wanted = settings.listener(spec.name)
+    return replace(spec, connections=wanted.connections, per_address=wanted.connections_per_address)
 
 
-def boards_plain(settings: Settings, app: GrpcApp) -> ListenerSpec:
-    """Plain text, for older agents that know nothing else; beyond this machine only if told twice."""
-    wanted = settings.listeners.boards_plain
-    if not wanted.allow_remote:
-        _require_local(
-            "listeners.boards-plain.addresses", wanted.addresses,
-            hint="use loopback, or set listeners.boards-plain.allow_remote = true",
-        )  # fmt: skip
-    return ListenerSpec(name="boards-plain", addresses=wanted.addresses, app=app)
-
-
-def edge(settings: Settings, app: GrpcApp, authority: Authority, names: Iterable[str]) -> ListenerSpec:
-    """TLS of our own, or HTTP/2 in clear text behind an ingress; daemons show sealed messages."""
-    wanted = settings.listeners.edge
-    if wanted.tls:
-        spec = encrypted("edge", wanted.addresses, app, authority, names, clients="none")
-        return replace(spec, connections=wanted.connections)
-    if not wanted.allow_remote_plaintext:
-        _require_local(
-            "listeners.edge.addresses", wanted.addresses,
-            hint="set listeners.edge.tls = true, or listeners.edge.allow_remote_plaintext = true",
-        )  # fmt: skip
-    return ListenerSpec(name="edge", addresses=wanted.addresses, app=app, connections=wanted.connections)
-
-
-def admin(settings: Settings, app: GrpcApp) -> ListenerSpec:
-    """For whoever owns the data directory: a socket in it that nobody else can open."""
+def admin(settings: Settings, app: AsgiApp) -> ListenerSpec:
+    """The admin listener: a socket in the data directory that only its owner can open."""
     path = (Path(settings.data_dir) / "admin.sock").resolve()
-    return ListenerSpec(name="admin", addresses=(f"unix://{path}",), app=app, unix_mode=0o600)
+    return ListenerSpec(name=ADMIN, addresses=(f"unix://{path}",), app=app, unix_mode=0o600, http1=True)
 
 
-def device_api(settings: Settings, app: GrpcApp) -> ListenerSpec:
-    """Plain text for this node only: reaching the socket is the credential."""
-    device = settings.listeners.device_api
-    if not device.allow_remote_plaintext:
-        _require_local(
-            "listeners.device-api.addresses", device.addresses,
-            hint="use loopback or a Unix socket, or set listeners.device-api.allow_remote_plaintext = true",
-        )  # fmt: skip
-    return ListenerSpec(
-        name="device-api",
-        addresses=tuple(_default_place(address, Path(settings.data_dir)) for address in device.addresses),
-        app=app,
-        unix_mode=int(device.socket_mode, 8),
-    )
+def _require_local(listener: Listener, addresses: Iterable[str]) -> None:
+    key, transport = f"listeners.{listener.name}", listener.transport
+    instead = f"set {key}.tls = true" if transport.tls == "setting" else "use loopback or a Unix socket"
+    permit = f", or set {key}.{transport.plaintext_setting} = true" if transport.plaintext_setting else ""
+    for address in _remote(addresses):
+        raise SettingsError(
+            f"{key}.addresses: other machines could reach {address}, in plain text", hint=instead + permit
+        )
 
 
-def _require_local(key: str, addresses: Iterable[str], *, hint: str) -> None:
-    for address in addresses:
-        if not is_local(address):
-            raise SettingsError(f"{key}: other machines could reach {address}, in plain text", hint=hint)
-
-
-def _default_place(address: str, data_dir: Path) -> str:
-    if address != DEFAULT_PLACE:
+def _placed(address: str, transport: Transport, data_dir: Path) -> str:
+    """Where the default socket is, for the address that stands for it."""
+    if address != DEFAULT_PLACE or not transport.default_socket:
         return address
-    path = DEFAULT_SOCKET if os.geteuid() == 0 else (data_dir / "device.sock").resolve()
-    return f"unix://{path}"
+    default = Path(transport.default_socket)
+    return f"unix://{default if os.geteuid() == 0 else (data_dir / default.name).resolve()}"
 
 
 def is_local(address: str) -> bool:

@@ -65,10 +65,13 @@ async def _repeat(chore: Chore, clock: Clock) -> NoReturn:
             wait = RETRY.delay_seconds(failures, jitter=clock.random())
             failures += 1
             log.warning(
-                "housekeeping.failed", chore=chore.name, error=str(error), retry_seconds=round(wait, 1),
+                "housekeeping.failed",
+                chore=chore.name,
+                error=str(error),
+                retry_seconds=round(wait, 1),
                 # An error that we do not know how to explain is a defect: its place is wanted.
                 exc_info=None if isinstance(error, FleetplaneError) else error,
-            )  # fmt: skip
+            )
         else:
             failures = 0
             if removed:

@@ -7,9 +7,22 @@ import json
 import logging
 import select
 import sys
-from typing import TextIO, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, TextIO, TypeAlias, cast
 
-import structlog
+if TYPE_CHECKING:
+    import structlog
+else:
+    UNUSED: Final = ("better_exceptions", "colorama", "greenlet", "rich", "twisted")
+    """structlog imports each of these if it is installed. We use none of them through it, and rich alone
+    takes five megabytes of every agent."""
+    hidden = [name for name in UNUSED if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # None: the import fails, as if it were not installed
+    try:
+        structlog = import_module("structlog")
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 PIECE_CHARACTERS = 1024
 """At most 4,096 bytes: what a pipe that has room takes whole, so that writing it never waits."""
@@ -60,6 +73,21 @@ class Unfailing:
         with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
             self._stream.write(text)
             self._stream.flush()
+
+
+Logger: TypeAlias = "structlog.typing.FilteringBoundLogger"
+
+
+def logger(**context: object) -> Logger:
+    """A logger whose events carry this context."""
+    found: Logger = structlog.get_logger()
+    return found.bind(**context)
+
+
+def observe(processor: structlog.typing.Processor) -> None:
+    """Show every event to a processor before it is rendered."""
+    *before, renderer = structlog.get_config()["processors"]
+    structlog.configure(processors=[*before, processor, renderer])
 
 
 def configure(*, level: str, log_format: str, stream: TextIO = sys.stderr) -> None:

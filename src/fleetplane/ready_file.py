@@ -1,4 +1,4 @@
-"""The ready file: tells whoever waits for a server that it takes calls, and where.
+"""The ready file: written once all listeners accept, with their addresses.
 
 It is there only while that is true. One that a killed server left behind is taken away before
 anything is opened, so that nobody reads the addresses of the dead.

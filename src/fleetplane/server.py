@@ -7,31 +7,47 @@ import contextlib
 import math
 import os
 import signal
-from collections.abc import Callable, Iterable, Sequence
+import socket
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from fleetplane import __version__, assembly, endpoints, housekeeping, ready_file
+from fleetplane.audit_keeper import AuditKeeper, anchors
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
+from fleetplane.fleet.people.door import is_of_people
 from fleetplane.kernel.access import AccessTable, Grant, Principal, Role
+from fleetplane.kernel.attention import Attention, AttentionCollector
+from fleetplane.kernel.audit import archive as audit_archive
 from fleetplane.kernel.clock import Clock, SystemClock
-from fleetplane.kernel.identity import Authority, MasterKey
+from fleetplane.kernel.errors import FleetplaneError, IntegrityError, SettingsError
+from fleetplane.kernel.identity import Authority
+from fleetplane.kernel.identity.certificates import peer_identity
 from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.identity.revocation import Revocations, Revoked
+from fleetplane.kernel.identity.revocation_lists import RevocationLists
 from fleetplane.kernel.kinds import KERNEL_KINDS
-from fleetplane.kernel.store import Store, StoreSettings
+from fleetplane.kernel.private_directory import ensure_private
+from fleetplane.kernel.store import Store, StoreSettings, lineage
+from fleetplane.kernel.store.history import HistoryBounds, HistoryKeeper
 from fleetplane.kernel.store.metrics import StoreCollector
+from fleetplane.kernel.store.space import Space
 from fleetplane.kernel.telemetry import Telemetry, TelemetryLimits
 from fleetplane.kernel.telemetry.metrics import TelemetryCollector
 from fleetplane.kernel.telemetry.values import DAY_SECONDS
+from fleetplane.kernel.watchdog import Watchdog, WatchdogCollector
+from fleetplane.keys import MasterKeys
+from fleetplane.offline import DataDirectory
 from fleetplane.presenting import Presenting
 from fleetplane.rpc import (
     Authentication,
     Authenticator,
     CallStatistics,
+    Connection,
     FixedPrincipal,
     GrpcApp,
     Listener,
@@ -39,40 +55,65 @@ from fleetplane.rpc import (
     MethodTable,
     open_listener,
 )
-from fleetplane.rpc.descriptors import connections_of
 from fleetplane.rpc.introspection import HealthBoard, add_reflection, introspection_methods
+from fleetplane.rpc.listening.descriptors import connections_of
+from fleetplane.rpc.listening.doors import Door
+from fleetplane.rpc.listening.warden import Warden, WardenCollector
+from fleetplane.sections.objects import ObjectStorageSettings
 from fleetplane.settings import Settings
+from fleetplane.standby_reads import StandbyReads
 from fleetplane.web.merged_metrics import Merged
+from fleetplane.web.metrics_page import MetricsPage
 from fleetplane.web.ops import OpsApp, Readiness
+from fleetplane.web.owner_socket import SESSION_SECONDS, OwnerSocket
 
+T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 LOCAL_PRINCIPAL = Principal(name="local", roles=frozenset({Role("local")}))
-"""Whoever reached a socket that only this machine can reach."""
+"""The principal of a caller at a socket that only this machine can reach."""
 INSISTING_SECONDS = 0.5
 """Signals this close together are one request: `timeout`, a terminal and a supervisor may each pass it on."""
+RIGHTS_SECONDS = 1.0
+"""How long a call may go on after what allowed it was taken away; a look at a call takes microseconds."""
 ANONYMOUS_PRINCIPAL = Principal(name="anonymous", roles=frozenset())
 
 
 Announce = Callable[[dict[str, list[str]], Sequence[str]], None]
-"""Tells the person who started the server where to go, and what else they should know."""
+"""Prints the addresses and notices for the person who started the server."""
 
 
 async def serve(settings: Settings, *, announce: Announce) -> None:
     """Run until SIGTERM or SIGINT, then end what is open cleanly."""
     clock = SystemClock()
+    attention = Attention(clock)
+    watchdog = Watchdog()
     stop = _stop_on_signals()
     data_dir = Path(settings.data_dir)
+    ensure_private(data_dir, setting="data_dir")
     blueprints = assembly.blueprints(settings)
     kinds = [*KERNEL_KINDS, *(kind for blueprint in blueprints for kind in blueprint.kinds)]
     calls = CallStatistics()
     registry = CollectorRegistry()
     async with contextlib.AsyncExitStack() as stack:
-        store = await stack.enter_async_context(
-            Store.open(_store_settings(settings, data_dir), kinds=kinds, clock=clock)
+        keys = MasterKeys(settings, clock)
+        reads = StandbyReads(settings, keys, blueprints, clock)
+        opening = Store.open(
+            _store_settings(settings, data_dir, clock),
+            kinds=kinds,
+            clock=clock,
+            audit_key=lambda is_new: keys.audit(may_create=is_new),
+            meanwhile=reads.serve,
         )
+        try:
+            store = await _until(stop, stack.enter_async_context(opening))
+            if store is None:  # while it stood by
+                return
+        except (IntegrityError, SettingsError):  # of ours: nobody else has it open
+            ready_file.withdraw(settings.ready_file)
+            raise
         ready_file.withdraw(settings.ready_file)
-        master = _master_key(settings, data_dir, clock)
+        master = keys.master(may_create=False)
         authority = await Authority.load_or_create(store, master, clock)
         revocations = Revocations(store, clock)
         telemetry = None
@@ -82,24 +123,52 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             )
             registry.register(TelemetryCollector(telemetry))
         kernel = Kernel(
-            store=store, clock=clock, calls=calls, master=master, authority=authority,
-            revocations=revocations, telemetry=telemetry,
+            store=store,
+            clock=clock,
+            attention=attention,
+            calls=calls,
+            master=master,
+            authority=authority,
+            revocations=revocations,
+            telemetry=telemetry,
             operators=await Operators.load(store, master, clock),
-        )  # fmt: skip
-        domains = await assembly.build(settings, kernel)
+            revocation_lists=RevocationLists(store, authority, clock),
+        )
+        directory = DataDirectory(settings, clock)
+        domains = await assembly.build(
+            settings,
+            kernel,
+            verify_audit=lambda lines, elsewhere: directory.verified(lines, archives_are_elsewhere=elsewhere),
+        )
         for domain in domains:
             await domain.prepare()
-        ops = OpsApp(registry, version=__version__)
+        page = MetricsPage(
+            registry, token=settings.metrics.token, needs_token=endpoints.is_web_remote(settings), clock=clock
+        )
+        ops = OpsApp(registry, version=__version__, metrics=page)
         ops.mount(mount for domain in domains for mount in domain.routes)
         health = HealthBoard()
         apps = compose(blueprints, domains, calls, clock, health)
         revocations.subscribe(lambda revoked: cut_off(apps.values(), revoked))
+        keeper = _audit_keeper(settings, keys, store, clock)
+        registry.register(keeper)
         _collect(registry, domains, calls, store)
+        registry.register(AttentionCollector(attention))
+        registry.register(WatchdogCollector(watchdog))
+
+        roles = {role for blueprint in blueprints for role in blueprint.operator_roles}
+        owner = OwnerSocket(
+            apps[endpoints.ADMIN],
+            ops,
+            lambda: kernel.operators.session(LOCAL_PRINCIPAL.name, roles=roles, life_seconds=SESSION_SECONDS),
+        )
 
         def wanted() -> list[ListenerSpec]:
             """How every listener is opened, with certificates made now."""
-            grpc = endpoints.grpc(settings, apps, domains, authority)
-            return [endpoints.web(settings, ops, authority), *grpc]
+            grpc = endpoints.grpc(settings, apps, domains, authority, owner=owner)
+            web = endpoints.web(settings, ops, authority)
+            found = (endpoints.within_budget(settings, spec) for spec in (web, *grpc))
+            return [replace(spec, watchdog=watchdog) for spec in found]
 
         specs = wanted()
         connections = connections_of([spec.connections for spec in specs])
@@ -112,15 +181,31 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             for spec, number in zip(specs, connections, strict=True)
         ]
         presenting = Presenting(authority, listeners, wanted, apps.values(), clock)
+        warden = Warden(
+            {port: budget for listener in listeners for port, budget in listener.tend().items()},
+            [listener.door.visits for listener in listeners],
+        )
+        registry.register(WardenCollector(warden))
         addresses = {listener.name: listener.addresses for listener in listeners}
         for domain in domains:
             domain.opened(addresses)
+        # From here on somebody waits when the loop is held.
+        watchdog.install(asyncio.get_running_loop(), but=Door.__call__.__code__)
         async with asyncio.TaskGroup() as controllers:
             tasks = [controllers.create_task(domain.run(), name=f"domain/{domain!r}") for domain in domains]
+            tasks.append(controllers.create_task(attention.run(), name="attention"))
+            tasks.append(controllers.create_task(warden.run(), name="warden"))
             chores = housekeeping.chores(store, clock)
             tasks.append(controllers.create_task(housekeeping.keep_house(chores, clock), name="housekeeping"))
             tasks.append(controllers.create_task(store.writing(), name="store"))
+            tasks.append(controllers.create_task(keeper.run(), name="audit"))
+            history = HistoryKeeper(store, clock, _history_bounds(settings))
+            tasks.append(controllers.create_task(history.run(), name="history"))
+            space = Space(data_dir / "fleetplane.db", lambda: store.statistics().writable)
+            ops.trouble = lambda: "the disk is full" if space.is_full else ""
+            tasks.append(controllers.create_task(space.run(), name="space"))
             tasks.append(controllers.create_task(presenting.run(), name="presenting"))
+            tasks.append(controllers.create_task(keep_to_rights(apps.values(), clock), name="rights"))
             await health.serving()
             ops.readiness = Readiness.READY
             stack.enter_context(ready_file.published(settings.ready_file, addresses))
@@ -134,6 +219,20 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             for task in tasks:
                 task.cancel()
     log.info("server.stopped")
+
+
+async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Do something that may take as long as it likes, unless the server is asked to stop."""
+    doing, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([doing, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        return None
+    finally:
+        for task in (doing, stopping):
+            task.cancel()
+        await asyncio.gather(doing, stopping, return_exceptions=True)
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -154,12 +253,23 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-def _store_settings(settings: Settings, data_dir: Path) -> StoreSettings:
+def _store_settings(settings: Settings, data_dir: Path, clock: Clock) -> StoreSettings:
     return StoreSettings(
+        first_revision=lineage.first_revision(clock.now_ns()),
+        # A key that was given is no sign of an earlier start; one that a server made is.
+        evidence=() if settings.identity.master_key else (data_dir / "master.key",),
         path=data_dir / "fleetplane.db",
+        url=settings.store.url,
+        server=settings.store.server or f"{socket.gethostname()}:{data_dir.absolute()}",
         ring_events=settings.store.ring_events,
         history_revisions=settings.store.history_revisions,
         group_limit=settings.store.group_limit,
+    )
+
+
+def _history_bounds(settings: Settings) -> HistoryBounds:
+    return HistoryBounds(
+        size_bytes=settings.store.history_mebibytes * 1024**2, age_days=settings.store.history_days
     )
 
 
@@ -169,13 +279,24 @@ def _telemetry_limits(settings: Settings) -> TelemetryLimits:
         points_age_seconds=wanted.points_days * DAY_SECONDS,
         lines_age_seconds=wanted.lines_days * DAY_SECONDS,
         size_bytes=wanted.size_mebibytes * 1024**2,
+        series=wanted.series,
+        tenant_series=wanted.tenant_series,
+        source_series=wanted.source_series,
     )
 
 
-def _master_key(settings: Settings, data_dir: Path, clock: Clock) -> MasterKey:
-    if settings.identity.master_key:
-        return MasterKey.from_text(settings.identity.master_key, clock)
-    return MasterKey.from_file(Path(settings.identity.master_key_file or data_dir / "master.key"), clock)
+def _audit_keeper(settings: Settings, keys: MasterKeys, store: Store, clock: Clock) -> AuditKeeper:
+    directory = settings.state_directory / audit_archive.DIRECTORY
+    wants_objects = any(place.startswith("objects:") for place in settings.audit.anchors)
+    objects = settings.of(ObjectStorageSettings).open(settings.state_directory) if wants_objects else None
+    return AuditKeeper(
+        store,
+        keys.checkpoints(),
+        clock,
+        settings.audit,
+        directory=directory,
+        anchors=anchors(settings.audit, directory, objects),
+    )
 
 
 def compose(
@@ -191,6 +312,7 @@ def compose(
     table = MethodTable(
         [
             *(row for blueprint in blueprints for row in blueprint.methods),
+            *(row for service in services for row in service.rows),
             *(row for name in names for row in introspection_methods(name)),
         ]
     )
@@ -207,10 +329,13 @@ def compose(
         for domain in domains:
             authenticators.update(domain.authenticators.get(name, {}))
         app = GrpcApp(
-            listener=name, table=table, access=AccessTable(grants),
+            listener=name,
+            table=table,
+            access=AccessTable(grants),
             authenticators=authenticators,
-            clock=clock, statistics=calls,
-        )  # fmt: skip
+            clock=clock,
+            statistics=calls,
+        )
         for service in services:
             if service.listener == name:
                 app.add_service(service.descriptor, service.servicer, raw_requests=service.raw_requests)
@@ -232,10 +357,30 @@ def _collect(
 
 
 def cut_off(apps: Iterable[GrpcApp], revoked: Revoked) -> None:
-    """End every call that a revoked principal has running, on whatever listener."""
-    if revoked.principal is not None:
-        for app in apps:
+    """End every call that a revoked principal, or one with a revoked certificate, has running anywhere."""
+    for app in apps:
+        if revoked.principal is not None:
             app.end_calls_of(revoked.principal)
+        else:
+            app.end_calls_where(lambda connection: _serial_of(connection) == revoked.serial)
+
+
+async def keep_to_rights(apps: Collection[GrpcApp], clock: Clock) -> NoReturn:
+    """End calls of people and programs whose binding, token or login was taken from them meanwhile."""
+    while True:
+        await clock.sleep(RIGHTS_SECONDS)
+        for app in apps:
+            if ended := app.end_calls_without_right(is_of_people):
+                log.info("rpc.rights_ended", calls=ended)
+
+
+def _serial_of(connection: Connection) -> int | None:
+    if not connection.certificates:
+        return None
+    try:
+        return peer_identity(connection.certificates).serial
+    except FleetplaneError:  # a certificate that cannot be read was not let in
+        return None
 
 
 async def _drain(

@@ -9,40 +9,53 @@ knows is an error that names the nearest known one: a misspelt limit must not pa
 from __future__ import annotations
 
 import difflib
-import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
+from msgspec import defstruct
 
+from fleetplane import environment as process
+from fleetplane.domains import discovery
+from fleetplane.domains.declaration import load as load_reference
+from fleetplane.environment import PREFIX
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.base import Section, one_of
-from fleetplane.sections.domains import (
-    BoardSettings,
-    EdgeSettings,
-    GpuSettings,
-    InstanceSettings,
-    ProxySettings,
-)
-from fleetplane.sections.listeners import ListenersSettings
+from fleetplane.sections.base import Section, is_secret
+from fleetplane.sections.listeners import ListenerSettings, ListenersSettings
+from fleetplane.sections.openid import OpenIDSettings
 from fleetplane.sections.process import (
+    AuditSection,
     IdentitySettings,
     LogSettings,
+    MetricsSettings,
+    ReleasesSettings,
     ShutdownSettings,
     StoreSection,
     TelemetrySettings,
 )
+from fleetplane.sections.rollouts import RolloutSettings
 
-PREFIX = "FLEETPLANE_"
-CLIENT_VARIABLES = frozenset({"FLEETPLANE_DEVICE_API", "FLEETPLANE_SERVER", "FLEETPLANE_TOKEN"})
-"""Variables of the command line's clients, which share our prefix."""
+S = TypeVar("S", bound=Section)
 
-DOMAINS = ("gpus", "instances", "proxies", "boards", "edge")
+CLIENT_VARIABLES = frozenset(
+    {
+        "FLEETPLANE_AGENT_LAUNCH",
+        "FLEETPLANE_CONTEXT",
+        "FLEETPLANE_CONTEXTS",
+        "FLEETPLANE_SERVER",
+        "FLEETPLANE_TOKEN",
+    }
+)
+"""Variables of the command line's clients, which share our prefix; domains declare further ones."""
 
 
 class Settings(Section, frozen=True):
+    """The server's own settings. `schema` adds a table for each domain and listener that is installed."""
+
     data_dir: str = "./fleetplane-data"
     only: tuple[str, ...] = ()
     """Domains to run; all when empty."""
@@ -51,18 +64,18 @@ class Settings(Section, frozen=True):
     log: LogSettings = LogSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     store: StoreSection = StoreSection()
+    audit: AuditSection = AuditSection()
     telemetry: TelemetrySettings = TelemetrySettings()
     identity: IdentitySettings = IdentitySettings()
+    oidc: OpenIDSettings = OpenIDSettings()
+    rollouts: RolloutSettings = RolloutSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    releases: ReleasesSettings = ReleasesSettings()
     listeners: ListenersSettings = ListenersSettings()
-    gpus: GpuSettings = GpuSettings()
-    instances: InstanceSettings = InstanceSettings()
-    proxies: ProxySettings = ProxySettings()
-    boards: BoardSettings = BoardSettings()
-    edge: EdgeSettings = EdgeSettings()
 
     def __post_init__(self) -> None:
         for name in self.only:
-            one_of("only", name, DOMAINS)
+            discovery.installed().named(name)
         if not self.data_dir:
             raise SettingsError("data_dir: must not be empty")
 
@@ -72,13 +85,61 @@ class Settings(Section, frozen=True):
         return Path(self.data_dir).absolute()
 
     @property
-    def inherited(self) -> Mapping[str, str]:
-        """The environment that helpers of this process may be started with: none of our own settings."""
-        return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-
-    @property
     def domains(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(self.only)) or DOMAINS
+        return tuple(dict.fromkeys(self.only)) or domain_names()
+
+    def section(self, domain: str) -> Section:
+        """The table of a domain."""
+        found = getattr(self, _field(domain))
+        assert isinstance(found, Section)
+        return found
+
+    def of(self, kind: type[S]) -> S:
+        """The table of that type."""
+        for name in self.__struct_fields__:
+            if isinstance(found := getattr(self, name), kind):
+                return found
+        raise LookupError(f"no installed domain declares {kind.__name__}")
+
+    def listener(self, name: str) -> ListenerSettings:
+        """The table of a listener."""
+        found = getattr(self.listeners, _field(name))
+        assert isinstance(found, ListenerSettings)
+        return found
+
+
+def domain_names() -> tuple[str, ...]:
+    """The installed domains, in order."""
+    return tuple(declaration.name for declaration in discovery.installed().declarations)
+
+
+@cache
+def schema() -> type[Settings]:
+    """`Settings` with the tables of every installed domain."""
+    declared = discovery.installed().declarations
+    listeners = [_table(one.name, one.settings) for domain in declared for one in domain.listeners]
+    tables = [_table(domain.name, domain.settings) for domain in declared]
+    listening = _extended(ListenersSettings, listeners)
+    fields = [("listeners", listening, msgspec.field(default=listening())), *tables]
+    return _extended(Settings, fields)
+
+
+def _extended(base: type[S], fields: Sequence[tuple[str, Any, Any]]) -> type[S]:
+    """`base` with further fields."""
+    built = defstruct(
+        base.__name__, fields, bases=(base,), frozen=True, kw_only=True, forbid_unknown_fields=True
+    )
+    assert issubclass(built, base)
+    return built
+
+
+def _table(name: str, reference: str) -> tuple[str, Any, Any]:
+    kind = load_reference(reference)
+    return (_field(name), kind, msgspec.field(name=name, default=kind()))
+
+
+def _field(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def load(
@@ -92,31 +153,40 @@ def load(
     if config is not None:
         _overlay(merged, _from_file(config), source=str(config))
     _overlay(
-        merged, _from_environment(os.environ if environment is None else environment), source="environment"
+        merged,
+        _from_environment(process.current() if environment is None else environment),
+        source="environment",
     )
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     _overlay(merged, _from_flags(given), source="flags")
     try:
-        return msgspec.convert(merged, Settings, strict=False)
+        return msgspec.convert(merged, schema(), strict=False)
     except msgspec.ValidationError as error:
         where = str(error).replace("$.", "").replace(" - at `", " (at ").replace("`", "") + ")"
         raise SettingsError(f"bad setting: {where}") from error
 
 
 def assignments(texts: Sequence[str]) -> dict[str, str]:
-    """`section.key=value` flags as a mapping."""
+    """`section.key=value` flags as a mapping. Secrets are refused: arguments of a process are public."""
+    secrets = {key for key, kind in known_keys() if is_secret(kind)}
     pairs = {}
     for text in texts:
         key, equals, value = text.partition("=")
+        key = key.strip()
+        if key in secrets:
+            raise SettingsError(
+                f"--set {key}: is a secret, and every user of this machine can read a command line",
+                hint=f"give it in the environment as {_variable(key)}, or in the file of --config",
+            )
         if not equals:
             raise SettingsError(f"--set {text!r}: expected section.key=value")
-        pairs[key.strip()] = value
+        pairs[key] = value
     return pairs
 
 
-def known_keys(section: type[Section] = Settings, path: str = "") -> Iterator[tuple[str, Any]]:
+def known_keys(section: type[Section] | None = None, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every setting's dotted key and type."""
-    for field in msgspec.structs.fields(section):
+    for field in msgspec.structs.fields(section or schema()):
         key = f"{path}{field.encode_name}"
         if isinstance(field.type, type) and issubclass(field.type, Section):
             yield from known_keys(field.type, f"{key}.")
@@ -147,18 +217,24 @@ def _is_section(path: str) -> bool:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    by_variable = {
-        PREFIX + key.upper().replace(".", "__").replace("-", "_"): (key, kind) for key, kind in known_keys()
-    }
+    by_variable = {_variable(key): (key, kind) for key, kind in known_keys()}
+    others = [
+        *CLIENT_VARIABLES,
+        *(name for domain in discovery.installed().declarations for name in domain.client_variables),
+    ]
     found = {}
     for variable, text in environment.items():
-        if not variable.startswith(PREFIX) or variable in CLIENT_VARIABLES:
+        if not variable.startswith(PREFIX) or any(fnmatchcase(variable, name) for name in others):
             continue
         if variable not in by_variable:
             raise SettingsError(_unknown("environment variable", variable, by_variable))
         key, kind = by_variable[variable]
         found[key] = _parse(text, kind)
     return found
+
+
+def _variable(key: str) -> str:
+    return PREFIX + key.upper().replace(".", "__").replace("-", "_")
 
 
 def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
 
 import msgspec
 
 from fleetplane.kernel.errors import SettingsError
+
+MARK = "kept off command lines"
+Secret = Annotated[str, msgspec.Meta(extra={MARK: True})]
+"""A setting that must not stand on a command line, where every user of the machine can read it."""
+
+
+def is_secret(kind: Any) -> bool:
+    """Whether a setting's type is `Secret`."""
+    return any(
+        isinstance(meta, msgspec.Meta) and (meta.extra or {}).get(MARK, False)
+        for meta in getattr(kind, "__metadata__", ())
+    )
 
 
 def one_of(key: str, value: str, choices: Sequence[str]) -> None:
@@ -21,3 +34,7 @@ def at_least(key: str, value: float, minimum: float) -> None:
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the configuration file."""
+
+    def own_names(self) -> Iterable[str]:
+        """Names under which clients look for this server, as this table says."""
+        return ()

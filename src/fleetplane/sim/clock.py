@@ -1,4 +1,4 @@
-"""Time that moves only when told to, and randomness that repeats."""
+"""Virtual time that advances on request, and reproducible randomness."""
 
 from __future__ import annotations
 
@@ -59,6 +59,14 @@ class VirtualClock:
             wake.set_result(None)
             await self._settle()
         self._elapsed_ns = until
+
+    def stall(self, seconds: float) -> None:
+        """Let `seconds` pass with nobody woken: the process was stopped, or its event loop held."""
+        self._elapsed_ns += round(seconds * NANOSECONDS)
+
+    def step(self, seconds: float) -> None:
+        """Set the wall clock forward, or back if negative; the monotonic one does not notice."""
+        self._start_ns += round(seconds * NANOSECONDS)
 
     async def _settle(self) -> None:
         for _ in range(SETTLE_TURNS):

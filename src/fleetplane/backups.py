@@ -1,0 +1,483 @@
+"""Backups of a data directory: a consistent copy while the server runs, checked; and the way back.
+
+A backup is one tar file: the database as of one moment, the objects, the archives of the audit log and, if
+wanted, measurements and the master key; and a manifest with the digest of each file. What is
+restored begins a new lineage, so that everybody who watched the lost one is told to list again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import io
+import os
+import shutil
+import sqlite3
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import msgspec
+
+from fleetplane.kernel.audit import archive as audit_archive
+from fleetplane.kernel.audit.chain import Verdict
+from fleetplane.kernel.audit.files import Means, verify_file
+from fleetplane.kernel.errors import (
+    AlreadyExists,
+    FleetplaneError,
+    IntegrityError,
+    InvalidArgument,
+    NotFound,
+    OutcomeUnknown,
+    Unavailable,
+)
+from fleetplane.kernel.store.engines import postgres_copy
+from fleetplane.kernel.store.engines.postgres_upgrade import check_alone
+from fleetplane.kernel.store.engines.standing import Standing, standing
+from fleetplane.kernel.store.lineage import MarkFile, Recorded
+from fleetplane.kernel.store.schema import SCHEMA_REVISION
+from fleetplane.offline import DATABASE, DataDirectory, bring_up_to_date, opened, reading
+
+MANIFEST = "manifest.json"
+OBJECTS, AUDIT, TELEMETRY, KEY = "objects", audit_archive.DIRECTORY, "telemetry.db", "master.key"
+FOLDERS = frozenset({OBJECTS, AUDIT})
+FILES = frozenset({DATABASE, TELEMETRY, KEY})
+"""With the folders all that a backup may hold."""
+FORMAT = 1
+MANIFEST_LIMIT_BYTES = 64 * 1024 * 1024
+CHUNK_BYTES = 1024 * 1024
+ASIDE = "before-restore"
+BEFORE = "before.db"
+"""A copy of what a restore replaces in PostgreSQL, until it is moved aside."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    format: int
+    schema: str
+    lineage: str
+    revision: int
+    audit_seq: int
+    audit_hash: str
+    made_at_ns: int
+    files: dict[str, str]
+    """SHA-256 of each, by its path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What goes into a backup besides the database."""
+
+    telemetry: bool = False
+    key: bool = False
+
+
+# Making one.
+
+
+def make(place: DataDirectory, target: Path, contents: Contents) -> Manifest:
+    """Copy, check the copy, and put it under its name only then."""
+    place.check_database()
+    if target.exists():
+        raise AlreadyExists(f"{target} exists already", hint="name another file")
+    try:
+        # All of it in a directory that is ours alone: others may write where the backup is to lie.
+        with tempfile.TemporaryDirectory(prefix=".backup-", dir=_parent(target)) as folder:
+            database, staging = Path(folder) / DATABASE, Path(folder) / "packed"
+            _copy_store(place, database)
+            # Objects after the database: what it refers to was stored before.
+            files = {DATABASE: database, **_beside(place, Path(folder), contents)}
+            check(database, means_of(place, place.path / AUDIT))
+            manifest = _pack(staging, files, place.clock.now_ns())
+            _read_back(staging)
+            _put(staging, target)
+    except OSError as error:
+        raise Unavailable(f"no backup could be made at {target}: {error.strerror or error}") from error
+    return manifest
+
+
+def _put(made: Path, target: Path) -> None:
+    """Under its name, in the place of nobody's file: not of one that came meanwhile either."""
+    try:
+        os.link(made, target, follow_symlinks=False)
+    except FileExistsError as error:
+        raise AlreadyExists(f"{target} exists already", hint="name another file") from error
+    except OSError:  # a file system without hard links
+        made.replace(target)
+
+
+def _copy_store(place: DataDirectory, target: Path) -> None:
+    if place.url:
+        asyncio.run(postgres_copy.export(place.url, target))
+    else:
+        copy_database(place.database, target)
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """As of one moment, whatever is written meanwhile."""
+    with (
+        reading(source),
+        closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as found,
+        closing(sqlite3.connect(target)) as copy,
+    ):
+        target.chmod(0o600)
+        found.backup(copy)
+
+
+def _beside(place: DataDirectory, folder: Path, contents: Contents) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for name, directory in ((OBJECTS, place.objects), (AUDIT, place.path / AUDIT)):
+        if directory is not None and directory.is_dir():
+            for path in sorted(directory.rglob("*")):
+                relative = path.relative_to(directory)
+                if path.is_file() and not path.is_symlink() and not path.name.endswith(".new"):
+                    files[f"{name}/{relative.as_posix()}"] = path
+    if contents.telemetry and (place.path / TELEMETRY).is_file():
+        copy_database(place.path / TELEMETRY, folder / TELEMETRY)
+        files[TELEMETRY] = folder / TELEMETRY
+    if contents.key:
+        if not place.keys.file.is_file():
+            raise NotFound(
+                f"there is no master key at {place.keys.file}",
+                hint="it comes from the environment: keep that",
+            )
+        files[KEY] = place.keys.file
+    return files
+
+
+def _manifest(database: Path, digests: Mapping[str, str], now_ns: int) -> Manifest:
+    with reading(database), closing(sqlite3.connect(database)) as found:
+        stand = standing(found)
+    if stand is None:
+        raise IntegrityError(f"{database} has no revision")
+    return Manifest(
+        format=FORMAT,
+        schema=SCHEMA_REVISION,
+        lineage=stand.lineage,
+        revision=stand.revision,
+        audit_seq=stand.audit_seq,
+        audit_hash=stand.audit_hash.hex(),
+        made_at_ns=now_ns,
+        files=dict(digests),
+    )
+
+
+def _pack(target: Path, files: Mapping[str, Path], now_ns: int) -> Manifest:
+    """Each file as it is when it is read: those that are appended to meanwhile up to there."""
+    digests: dict[str, str] = {}
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as packed:
+            for name, path in files.items():
+                with contextlib.suppress(FileNotFoundError), path.open("rb") as content:  # else it just went
+                    hashed = _Hashed(content)
+                    packed.addfile(_plain(packed.gettarinfo(arcname=name, fileobj=content)), hashed)
+                    digests[name] = hashed.digest.hexdigest()
+            manifest = _manifest(files[DATABASE], digests, now_ns)
+            text = msgspec.json.format(msgspec.json.encode(manifest))
+            about = tarfile.TarInfo(MANIFEST)
+            about.size = len(text)
+            packed.addfile(_plain(about), io.BytesIO(text))
+        file.flush()
+        os.fsync(file.fileno())
+    return manifest
+
+
+class _Hashed(io.RawIOBase):
+    """A file, and the digest of what was read of it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int = -1, /) -> bytes:
+        chunk = self._file.read(size)
+        self.digest.update(chunk)
+        return chunk
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Clear the owner and restrict the mode: who made the backup does not matter to a restore."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode = 0o600
+    return member
+
+
+def _read_back(packed: Path) -> None:
+    """Read every byte back from the disk and compare it with what was written."""
+    with tempfile.TemporaryDirectory(prefix=".verify-", dir=packed.parent) as folder:
+        unpack(packed, Path(folder), keep=False)
+
+
+# Going back.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    manifest: Manifest
+    verdict: Verdict
+    aside: Path | None
+    """Where what was there before is now."""
+
+
+def restore(packed: Path, place: DataDirectory, *, replace: bool, actor: str) -> Restored:
+    """Check a backup, make it the beginning of a new lineage, and only then put it in its place."""
+    if not packed.is_file():
+        raise NotFound(f"there is no backup at {packed}")
+    place.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with place.stopped():
+        present = [path for path in _in_the_way(place) if path.exists()]
+        if present and not replace:
+            raise AlreadyExists(
+                f"{present[0]} exists already",
+                hint="restore into another data directory, or give --replace, which moves it aside",
+            )
+        shared = _shared(place, replace=replace) if place.url else None
+        with tempfile.TemporaryDirectory(prefix=".restore-", dir=place.path) as folder:
+            unpacked = Path(folder)
+            manifest = unpack(packed, unpacked)
+            fresh = _unpacked(place, unpacked)
+            bring_up_to_date(fresh.database)
+            verdict = check(fresh.database, means_of(fresh, unpacked / AUDIT))
+            _begin_lineage(place, fresh, manifest, packed, actor, shared)
+            moves = Moves()
+            with_key = fresh.keys is not place.keys
+            if shared is None:
+                aside = _move_aside(moves, place, present) if present else None
+                _move_in(moves, unpacked, place, with_key=with_key)
+                # Last: until then there is none, and a server refuses to start.
+                moves.move(unpacked / DATABASE, place.database)
+            else:
+                aside = _replace_shared(moves, place, fresh, shared, present, with_key=with_key)
+    return Restored(manifest=manifest, verdict=verdict, aside=aside)
+
+
+def _shared(place: DataDirectory, *, replace: bool) -> postgres_copy.Found:
+    """What is in PostgreSQL, if something may be put into its place."""
+    found = asyncio.run(postgres_copy.look(place.url))
+    check_alone(found.servers, "a backup can be restored only")
+    if not replace:
+        postgres_copy.check_empty(
+            found, place.url, "; or give --replace, which keeps a copy of what is there"
+        )
+    return found
+
+
+def _replace_shared(
+    moves: Moves,
+    place: DataDirectory,
+    fresh: DataDirectory,
+    shared: postgres_copy.Found,
+    present: list[Path],
+    *,
+    with_key: bool,
+) -> Path | None:
+    """Everything into the database, then the files into their places, then the commit.
+
+    If the commit fails the files go back. If the process is killed, or whether it was committed cannot be
+    told, the mark of the new lineage is in its place: a server refuses to start with any other database.
+    """
+    aside: Path | None = None
+
+    def then() -> None:
+        nonlocal aside
+        if present or shared.used_table:
+            aside = _move_aside(moves, place, present)
+            if shared.used_table:
+                moves.move(fresh.path / BEFORE, aside / DATABASE)
+        _move_in(moves, fresh.path, place, with_key=with_key)
+
+    with reading(fresh.database), opened(fresh.database) as source:
+        (lineage,) = source.execute("SELECT lineage FROM meta").fetchone()
+        if shared.used_table:
+            asyncio.run(postgres_copy.export(place.url, fresh.path / BEFORE))
+        try:
+            asyncio.run(postgres_copy.put(source, place.url, replace=True, expected=shared.stand, then=then))
+        except BaseException:
+            if not _was_committed(place, lineage):
+                moves.undo()
+                if aside is not None:
+                    aside.rmdir()
+                raise
+    return aside
+
+
+def _was_committed(place: DataDirectory, lineage: str) -> bool:
+    try:
+        return asyncio.run(postgres_copy.look(place.url)).stand.lineage == lineage
+    except FleetplaneError as error:
+        raise OutcomeUnknown(
+            f"whether the backup was restored is not known: {error.message}",
+            hint="restore it once more with --replace, when the database can be used",
+        ) from error
+
+
+def unpack(packed: Path, folder: Path, *, keep: bool = True) -> Manifest:
+    """Take out what a backup may hold, and nothing else; every file must have its digest."""
+    found: dict[str, str] = {}
+    manifest: Manifest | None = None
+    try:
+        with tarfile.open(packed, mode="r:") as archive:
+            for member in archive:
+                if not member.isfile():
+                    raise IntegrityError(f"{packed} holds {member.name!r}, which is no plain file")
+                content = archive.extractfile(member)
+                assert content is not None
+                if member.name == MANIFEST:
+                    manifest = msgspec.json.decode(content.read(MANIFEST_LIMIT_BYTES), type=Manifest)
+                    continue
+                target = folder / _checked_name(packed, member.name)
+                if member.name in found:
+                    raise IntegrityError(f"{packed} holds {member.name!r} twice")
+                found[member.name] = _copy(content.read, target if keep else None)
+    except (tarfile.TarError, EOFError, msgspec.MsgspecError, UnicodeError) as error:
+        raise IntegrityError(f"{packed} is damaged, or no backup: {error}") from error
+    if manifest is None or manifest.format != FORMAT:
+        raise IntegrityError(f"{packed} is cut, or no backup of this version: its manifest is missing")
+    if found != manifest.files:
+        wrong = next(iter({*found.items()} ^ {*manifest.files.items()}))[0]
+        raise IntegrityError(f"{packed} is damaged: {wrong} is not what was put into it")
+    return manifest
+
+
+def _checked_name(packed: Path, name: str) -> str:
+    path = PurePosixPath(name)
+    parts = path.parts
+    allowed = name in FILES or (len(parts) > 1 and parts[0] in FOLDERS)
+    if not allowed or path.is_absolute() or ".." in parts or str(path) != name:
+        raise IntegrityError(f"{packed} holds {name!r}, which has no place in a backup")
+    return name
+
+
+def _copy(read: Callable[[int], bytes], target: Path | None) -> str:
+    digest = hashlib.sha256()
+    if target is None:
+        while chunk := read(CHUNK_BYTES):
+            digest.update(chunk)
+        return digest.hexdigest()
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        while chunk := read(CHUNK_BYTES):
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _unpacked(place: DataDirectory, unpacked: Path) -> DataDirectory:
+    """What was taken out, with the key it is to be checked with: its own only where there is no other."""
+    fresh = place.at(unpacked)
+    if not place.keys.is_given and not place.keys.file.exists() and (unpacked / KEY).exists():
+        fresh.keys = place.keys.in_file(unpacked / KEY)
+    return fresh
+
+
+def _begin_lineage(
+    place: DataDirectory,
+    fresh: DataDirectory,
+    manifest: Manifest,
+    packed: Path,
+    actor: str,
+    shared: postgres_copy.Found | None,
+) -> None:
+    """Above everything that is known to have been given out, and instead of it."""
+    recorded = MarkFile(place.database).read()
+    given_out: list[Recorded | Standing] = [] if recorded is None else [recorded]
+    if shared is not None:
+        given_out.append(shared.stand)
+    with reading(fresh.database), opened(fresh.database) as found:
+        fresh.begin_lineage(
+            found,
+            above=max([manifest.revision, *(one.revision for one in given_out)]),
+            actor=actor,
+            action="store.restore",
+            about=f"from {packed.name}, of {manifest.lineage} at revision {manifest.revision}",
+            instead_of=[one.lineage for one in given_out],
+        )
+
+
+def _in_the_way(place: DataDirectory) -> Iterator[Path]:
+    for suffix in ("", "-wal", "-shm", ".mark"):
+        yield place.database.with_name(DATABASE + suffix)
+    yield place.path / AUDIT
+    yield place.path / TELEMETRY
+    if place.objects is not None:
+        yield place.objects
+
+
+class Moves:
+    """What was moved where, so that it can be taken back."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Path, Path]] = []
+
+    def __repr__(self) -> str:
+        return f"<Moves {len(self._made)}>"
+
+    def move(self, source: Path, target: Path) -> None:
+        shutil.move(source, target)
+        self._made.append((source, target))
+
+    def undo(self) -> None:
+        """In the order in which it was not done."""
+        while self._made:
+            source, target = self._made.pop()
+            shutil.move(target, source)
+
+
+def _move_aside(moves: Moves, place: DataDirectory, present: list[Path]) -> Path:
+    aside = place.path / f"{ASIDE}-{place.clock.now_ns() // 1_000_000_000}"
+    aside.mkdir(mode=0o700)
+    for path in present:
+        moves.move(path, aside / path.name)
+    return aside
+
+
+def _move_in(moves: Moves, unpacked: Path, place: DataDirectory, *, with_key: bool) -> None:
+    """Everything but the database."""
+    if with_key:
+        place.keys.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        moves.move(unpacked / KEY, place.keys.file)
+    if (unpacked / OBJECTS).exists() and place.objects is not None:
+        place.objects.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        moves.move(unpacked / OBJECTS, place.objects)
+    for name in (AUDIT, TELEMETRY):
+        if (unpacked / name).exists():
+            moves.move(unpacked / name, place.path / name)
+    mark = DATABASE + ".mark"
+    moves.move(unpacked / mark, place.path / mark)
+
+
+# Both.
+
+
+def check(database: Path, means: Means) -> Verdict:
+    """Raise unless the database is whole and its audit log intact."""
+    address = f"{database.absolute().as_uri()}?mode=ro"
+    with reading(database), closing(sqlite3.connect(address, uri=True)) as found:
+        (said,) = found.execute("PRAGMA integrity_check(1)").fetchone()
+    if said != "ok":
+        raise IntegrityError(f"{database.name} is damaged: {said}")
+    verdict = asyncio.run(verify_file(database, means=means))
+    if not verdict.intact:
+        raise IntegrityError(f"the audit log of {database.name} is {verdict}")
+    return verdict
+
+
+def means_of(place: DataDirectory, archives: Path) -> Means:
+    public = place.keys.checkpoints().public
+    return Means(key=place.audit_key(), public=public, archives=archives, archives_are_elsewhere=True)
+
+
+def _parent(target: Path) -> Path:
+    if not target.parent.is_dir():
+        raise InvalidArgument(f"{target.parent} is no directory", field="to")
+    return target.parent
