@@ -16,9 +16,14 @@ def someone(*roles: Role, scope: str = "") -> Principal:
 
 @pytest.mark.parametrize(
     ("prefix", "scope", "expected"),
-    [("", "org/acme", True), ("org/acme", "org/acme", True), ("org/acme", "org/acme/ws/prod", True),
-     ("org/acme", "org/acmeevil", False), ("org/acme/ws", "org/acme", False)],
-)  # fmt: skip
+    [
+        ("", "org/acme", True),
+        ("org/acme", "org/acme", True),
+        ("org/acme", "org/acme/ws/prod", True),
+        ("org/acme", "org/acmeevil", False),
+        ("org/acme/ws", "org/acme", False),
+    ],
+)
 def test_a_scope_covers_what_lies_below_it_by_whole_segments(prefix: str, scope: str, expected: bool) -> None:
     assert covers(prefix, scope) is expected
 

@@ -25,7 +25,7 @@ from fleetplane.kernel.errors import (
 from fleetplane.kernel.objects import LocalObjects, Objects, port, s3
 from fleetplane.kernel.objects.s3 import S3Bucket, StoreObjects
 
-SERVER = Path(__file__).parent / "s3_server.py"
+SERVER = Path(__file__).parents[1] / "support" / "kernel" / "s3_server.py"
 LIMIT_BYTES = 64 * 1024
 DEADLINE_SECONDS = 60.0
 
@@ -47,9 +47,13 @@ def s3_endpoint() -> Iterator[str]:
 
 def bucket_at(endpoint: str, name: str, **more: Any) -> S3Bucket:
     return S3Bucket(
-        bucket=name, region="eu-central-1", access_key_id="key", secret_access_key="secret",
-        endpoint=endpoint, **more,
-    )  # fmt: skip
+        bucket=name,
+        region="eu-central-1",
+        access_key_id="key",
+        secret_access_key="secret",
+        endpoint=endpoint,
+        **more,
+    )
 
 
 def make_bucket(endpoint: str, tmp_path: Path) -> str:
@@ -204,9 +208,24 @@ async def test_a_list_that_is_too_long_is_refused_not_cut(
 
 @pytest.mark.parametrize(
     "path",
-    ["", "/", "/etc/passwd", "..", "../x", "a/../../x", "a/./b", "a//b", "a/", "a\0b", "a\nb", "a\\b",
-     ".objects/lock", "x" * 256, "/".join(["x" * 200] * 6)],
-)  # fmt: skip
+    [
+        "",
+        "/",
+        "/etc/passwd",
+        "..",
+        "../x",
+        "a/../../x",
+        "a/./b",
+        "a//b",
+        "a/",
+        "a\0b",
+        "a\nb",
+        "a\\b",
+        ".objects/lock",
+        "x" * 256,
+        "/".join(["x" * 200] * 6),
+    ],
+)
 async def test_a_path_that_leads_elsewhere_is_refused(objects: Objects, path: str) -> None:
     for call in (objects.get(path), objects.put(path, b""), objects.delete(path)):
         with pytest.raises(InvalidArgument):
@@ -331,11 +350,18 @@ async def test_the_environment_does_not_decide_where_objects_go(
     s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
-        "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9",
-        "AWS_REGION": "mars", "AWS_ACCESS_KEY_ID": "theirs", "AWS_SECRET_ACCESS_KEY": "theirs",
-        "AWS_SESSION_TOKEN": "theirs", "AWS_SKIP_SIGNATURE": "true", "AWS_CONDITIONAL_PUT": "disabled",
-        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true", "AWS_S3_EXPRESS": "true", "AWS_REQUEST_PAYER": "true",
-    }.items():  # fmt: skip
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9",
+        "AWS_REGION": "mars",
+        "AWS_ACCESS_KEY_ID": "theirs",
+        "AWS_SECRET_ACCESS_KEY": "theirs",
+        "AWS_SESSION_TOKEN": "theirs",
+        "AWS_SKIP_SIGNATURE": "true",
+        "AWS_CONDITIONAL_PUT": "disabled",
+        "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
+        "AWS_S3_EXPRESS": "true",
+        "AWS_REQUEST_PAYER": "true",
+    }.items():
         monkeypatch.setenv(name, value)
     objects = StoreObjects(bucket_at(s3_endpoint, make_bucket(s3_endpoint, tmp_path)))
 

@@ -9,11 +9,11 @@ import pytest
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import InvalidArgument, ResourceExhausted, Unauthenticated
 from fleetplane.kernel.identity.revocation import REVOCATION, Revocations
-from fleetplane.kernel.sessions import ENDED, REVOKED, STOPPING, SUPERSEDED, Session, Sessions
+from fleetplane.kernel.sessions.sessions import ENDED, REVOKED, STOPPING, SUPERSEDED, Session, Sessions
 from fleetplane.kernel.store import Store, StoreSettings
 
 CLOCK = SystemClock()
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 
 
 def opened(sessions: Sessions, agent: str = "a", stream: str = "files", **more: Any) -> Session[int]:

@@ -209,7 +209,7 @@ async def test_series_beyond_the_bound_are_ignored(tmp_path: Path) -> None:
     async with opened(tmp_path, series=2) as telemetry:
         telemetry.offer(points=[point(1, source=f"source-{number}") for number in range(5)])
         await telemetry.flush()
-        assert (telemetry.statistics().series, telemetry.statistics().ignored) == (2, 3)
+        assert (telemetry.statistics().series, telemetry.statistics().over_quota) == (2, 3)
 
 
 async def test_what_is_too_old_is_deleted_with_the_names_nobody_uses_any_more(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ async def test_old_rows_are_deleted_as_time_passes(tmp_path: Path) -> None:
         telemetry.offer(lines=[line(1)])
         await telemetry.flush()
         await clock.advance(61)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while telemetry.statistics().expired == 0:
                 await asyncio.sleep(0.005)
         assert await bodies(telemetry) == []
@@ -260,8 +260,9 @@ async def test_when_there_is_too_much_the_oldest_lines_go_first(tmp_path: Path) 
 
 async def test_points_give_way_too_when_there_are_no_lines_left(tmp_path: Path) -> None:
     async with opened(tmp_path, size_bytes=1 << 20, points_age_seconds=80_000.0) as telemetry:
-        telemetry.offer(points=[point(n, at=n - 79_000) for n in range(79_000)])
-        await telemetry.flush()
+        for first in (0, 39_500):
+            assert telemetry.offer(points=[point(n, at=n - 79_000) for n in range(first, first + 39_500)])
+            await telemetry.flush()
         assert await telemetry.sweep() > 0
         assert telemetry.statistics().used_bytes <= 1 << 20
         found = await telemetry.latest("org/a", "load", from_ns=0, to_ns=NOW + DAY)
@@ -295,13 +296,14 @@ async def test_a_batch_that_cannot_be_written_is_counted_and_the_next_goes_throu
 
 
 async def test_what_was_taken_is_written_before_it_closes_and_nothing_is_taken_after(tmp_path: Path) -> None:
-    threads = threading.active_count()
+    before = set(threading.enumerate())
     async with opened(tmp_path) as telemetry:
         telemetry.offer(lines=[line(number) for number in range(1_000)])
     assert not telemetry.offer(points=[point(1)])
     with pytest.raises(Unavailable):
         await telemetry.lines(asked())
-    assert threading.active_count() <= threads + 1, "but for the loop's own"
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert [name for name in left if not name.startswith("asyncio_")] == [], "but for the loop's own"
     async with opened(tmp_path) as telemetry:
         assert (await telemetry.lines(asked())).total == 1_000
 

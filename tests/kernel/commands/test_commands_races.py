@@ -1,0 +1,53 @@
+"""What happens to a target while its command is being written down."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from support.shared.commandkit import SCOPE, FakeCourier, ledger
+
+from fleetplane.kernel.commands import Command, Commands, State, state_of
+from fleetplane.sim.clock import VirtualClock
+
+
+def outcome(commands: Commands, command: Command) -> State:
+    (target,) = commands.targets(command)
+    return state_of(target)
+
+
+async def test_a_target_that_leaves_meanwhile_is_not_waited_for(tmp_path: Path) -> None:
+    courier = FakeCourier()
+    courier.here, courier.limits = {"a"}, {"a": 0}
+    async with ledger(tmp_path, VirtualClock(), courier) as (_, commands):
+        issuing = asyncio.create_task(commands.issue(SCOPE, "go", ["a"], actor="boss"))
+        await asyncio.sleep(0)  # it has decided that there is no room, and is being written
+        courier.here.clear()
+        await commands.lost("a")
+        assert outcome(commands, await issuing) is State.UNDELIVERABLE
+
+
+async def test_room_that_comes_free_meanwhile_is_used(tmp_path: Path) -> None:
+    courier = FakeCourier()
+    courier.here, courier.limits = {"a"}, {"a": 0}
+    async with ledger(tmp_path, VirtualClock(), courier) as (_, commands):
+        issuing = asyncio.create_task(commands.issue(SCOPE, "go", ["a"], actor="boss"))
+        await asyncio.sleep(0)
+        courier.limits.clear()
+        await commands.room("a")
+        command = await issuing
+        assert courier.delivered == [("a", "go", command.name)]
+        assert outcome(commands, command) is State.SENT
+
+
+async def test_the_same_holds_for_what_was_held(tmp_path: Path) -> None:
+    courier = FakeCourier()
+    courier.here, courier.limits = {"a"}, {"a": 0}
+    async with ledger(tmp_path, VirtualClock(), courier) as (_, commands):
+        command = await commands.issue(SCOPE, "go", ["a"], actor="boss", hold=True)
+        releasing = asyncio.create_task(commands.release(command, ["a"]))
+        await asyncio.sleep(0)
+        courier.here.clear()
+        await commands.lost("a")
+        await releasing
+        assert outcome(commands, command) is State.UNDELIVERABLE

@@ -1,0 +1,124 @@
+"""Several servers on one database, simulated: their promises hold in every history, and defects are found."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import structlog
+from support.shared.cluster_sim import TAKEOVER_SECONDS, Simulation, Violation
+from support.shared.memory_engine import Defects, Link, MemoryDatabase, MemoryEngine
+from support.shared.storekit import KINDS, put
+from support.shared.virtual_loop import LoopClock, VirtualLoop, run
+
+from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.store import StoreSettings
+from fleetplane.kernel.store.engine import Author, Superseded
+from fleetplane.kernel.store.servers import seat
+from fleetplane.kernel.store.servers.standby import Standby
+
+SEEDS = int(os.environ.get("CLUSTER_SEEDS", "60"))
+"""A short form, some two seconds; `make faults` runs two thousand."""
+DEFECT_SEEDS = 500
+KEPT = (54, 767)
+"""Seeds that have failed once."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Thousands of lines about connections that were lost on purpose help nobody."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.configure(**before)
+
+
+def test_no_history_breaks_what_several_servers_promise() -> None:
+    ends, unknown, terms, acknowledged, reads, moves = set(), 0, 0, 0, 0, 0
+    for seed in {*range(SEEDS), *KEPT}:
+        simulation = Simulation(seed)
+        try:
+            simulation.run()
+        except (Violation, FleetplaneError) as error:
+            pytest.fail(f"seed {seed}: {error}")
+        ends |= set(simulation.ends)
+        unknown += simulation.told.unknown
+        terms += simulation.database.head.author.term
+        acknowledged += len(simulation.told.acknowledged)
+        reads += simulation.reads
+        moves += simulation.moves
+    # That there was anything to see.
+    assert "Superseded" in ends
+    assert unknown > SEEDS / 4
+    assert terms > 2 * SEEDS
+    assert acknowledged > 20 * SEEDS
+    assert reads > 10 * SEEDS
+    assert moves > 2 * SEEDS
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    runs = []
+    for _ in range(2):
+        simulation = Simulation(7, seconds=15)
+        simulation.run()
+        runs.append([(group.id, group.mark, group.author) for group in simulation.database.groups])
+    assert runs[0] == runs[1]
+
+
+FIRST = {"absence_is_failure": 12, "take_over_is_unconditional": 328, "term_is_not_checked": 19}
+"""Where the short form begins to look."""
+
+
+@pytest.mark.parametrize("defect", [field.name for field in fields(Defects)])
+def test_a_defect_put_in_is_found(defect: str) -> None:
+    first = FIRST.get(defect, 0) if SEEDS < DEFECT_SEEDS else 0
+    for seed in (*range(first, DEFECT_SEEDS), *range(first)):
+        try:
+            Simulation(seed, defects=Defects(**{defect: True})).run()
+        except (Violation, FleetplaneError):
+            return
+    pytest.fail(f"{DEFECT_SEEDS} histories with the defect {defect}, and nothing was noticed")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_killed_server_is_replaced_within_ten_seconds(seed: int) -> None:
+    simulation = Simulation(seed, trouble="kill")
+    simulation.run()
+    assert simulation.takeovers
+    assert max(simulation.takeovers) < TAKEOVER_SECONDS
+
+
+def test_a_server_that_was_held_up_goes_on_if_nobody_took_over_meanwhile() -> None:
+    """A start on a busy machine may hold the event loop for longer than a seat lasts."""
+
+    async def work(others: int) -> bool:
+        chance = random.Random(1)
+        clock = LoopClock(chance)
+        database = MemoryDatabase(clock.now_ns)
+        settings = StoreSettings(path=Path("/nowhere"))
+        engine = MemoryEngine(database, Link(chance=chance))
+        one = await Standby.load(engine, settings, server="one", kinds=KINDS, clock=clock)
+        try:
+            async with one.active() as store:
+                await put(store, "before")
+                if others:  # took over while this process did nothing
+                    database.enlist("two")
+                    database.servers["one"].renewed_at_ns = 0
+                    database.take_over(database.head.mark, Author("two", 1), seat.LIFE_SECONDS)
+                loop = asyncio.get_running_loop()
+                assert isinstance(loop, VirtualLoop)
+                loop.hold(seat.LIFE_SECONDS + 1)
+                await asyncio.sleep(2 * seat.LOOK_SECONDS)
+                await put(store, "after")
+                return True
+        except Superseded:
+            return False
+
+    assert run(work(0))
+    assert not run(work(1))

@@ -1,0 +1,148 @@
+"""The read index of a server that stands by, in virtual time: shared, exact, and not believed once old."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.shared.memory_engine import Link, MemoryDatabase, MemoryEngine
+from support.shared.storekit import KINDS, SCOPE, THING, put
+from support.shared.virtual_loop import LoopClock, run
+
+from fleetplane.kernel.errors import Unavailable
+from fleetplane.kernel.store import Store, StoreSettings
+from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS
+from fleetplane.kernel.store.servers.standby import Standby
+
+READERS = 50
+
+
+@dataclass
+class Pair:
+    """An active server, and one that stands by."""
+
+    active: Store
+    standby: Standby
+    link: Link
+    """From the one that stands by to the database."""
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[Pair]:
+    chance = random.Random(1)
+    clock = LoopClock(chance)
+    database = MemoryDatabase(clock.now_ns)
+    links = [Link(chance=chance), Link(chance=chance, delay_seconds=0.02)]
+    one, two = [
+        await Standby.load(
+            MemoryEngine(database, link),
+            StoreSettings(path=Path("/nowhere")),
+            server=name,
+            kinds=KINDS,
+            clock=clock,
+        )
+        for name, link in zip(("one", "two"), links, strict=True)
+    ]
+    async with one.active() as store:
+        waiting = asyncio.create_task(two.seat.wait("two", 1))
+        try:
+            await asyncio.sleep(1)
+            yield Pair(active=store, standby=two, link=links[1])
+        finally:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+
+def with_pair(work: Callable[[Pair], Awaitable[None]]) -> None:
+    async def both() -> None:
+        async with pair() as servers:
+            await work(servers)
+
+    run(both())
+
+
+def test_what_was_acknowledged_before_a_read_began_is_in_its_answer() -> None:
+    async def work(servers: Pair) -> None:
+        for value in range(20):
+            await put(servers.active, f"x{value}", value)
+            await servers.standby.index.confirm()
+            assert servers.standby.store.get(THING, SCOPE, f"x{value}") is not None
+
+    with_pair(work)
+
+
+def test_readers_who_ask_at_the_same_time_share_a_look_that_began_after_all_of_them() -> None:
+    async def work(servers: Pair) -> None:
+        index, store = servers.standby.index, servers.standby.store
+        before = index.looks
+        first = [asyncio.create_task(index.confirm()) for _ in range(READERS)]
+        await asyncio.sleep(0)  # the look of the first is under way
+        await put(servers.active, "late", 1)
+        second = [asyncio.create_task(index.confirm()) for _ in range(READERS)]
+        await asyncio.gather(*second)
+        assert store.get(THING, SCOPE, "late") is not None
+        await asyncio.gather(*first)
+        assert index.looks - before <= 3
+
+    with_pair(work)
+
+
+def test_a_server_that_cannot_renew_its_seat_refuses_reads() -> None:
+    async def work(servers: Pair) -> None:
+        index = servers.standby.index
+        servers.link.cut = True
+        with pytest.raises(Unavailable):
+            await index.confirm()
+        await asyncio.sleep(FRESH_SECONDS + 1)
+        assert index.silent_seconds > FRESH_SECONDS
+        servers.link.cut = False
+        # The database answers again, but until a renewal was answered it may be one that was replaced.
+        with pytest.raises(Unavailable, match="may be out of date"):
+            await index.confirm()
+        await asyncio.sleep(1)
+        await index.confirm()
+
+    with_pair(work)
+
+
+def test_a_store_for_readers_refuses_writes_and_hears_of_secrets_that_others_change() -> None:
+    async def work(servers: Pair) -> None:
+        reader, heard = servers.standby.store.reader(), list[str]()
+
+        class Cache:
+            def secret_changed(self, name: str) -> None:
+                heard.append(name)
+
+            async def refresh(self) -> None:
+                heard.append("refreshed")
+
+        reader.keep_fresh(Cache())
+        with pytest.raises(Unavailable, match="stands by"):
+            await put(reader, "x")
+        await servers.active.put_secret("key", b"1")
+        await servers.active.delete_secret("key", actor="t")
+        await servers.standby.index.confirm()
+        await reader.refreshed()
+        assert heard == ["key", "key", "refreshed"]
+
+    with_pair(work)
+
+
+def test_a_cursor_from_the_future_is_waited_for_where_another_server_may_have_shown_it() -> None:
+    async def work(servers: Pair) -> None:
+        store = servers.standby.store
+        await put(servers.active, "x")
+        assert store.revision < servers.active.revision
+        assert await store.reached(servers.active.revision)
+        assert not await store.reached(servers.active.revision + 1000)
+        store.shared = False
+        begun = asyncio.get_running_loop().time()
+        assert not await store.reached(servers.active.revision + 1000)
+        assert asyncio.get_running_loop().time() == begun, "a store of one server has nobody to wait for"
+
+    with_pair(work)
