@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from board_gpio_kit import number_of, registered
-from board_node_rig import NodeRig, node_rig
-from boards_processes import BoardProcess, Certified, Place, boards_place, config_of
-from boards_rig import BoardsRig, boards_rig
-from boards_web import BoardsWeb, boards_web
+from support.boards.board_gpio_kit import number_of, registered
+from support.boards.board_node_rig import NodeRig, node_rig
+from support.boards.boards_processes import BoardProcess, Certified, Place, boards_place, config_of
+from support.boards.boards_rig import BoardsRig, boards_rig
+from support.boards.boards_web import BoardsWeb, boards_web
 
 
 @pytest.fixture

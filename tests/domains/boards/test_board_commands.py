@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import psutil
 import pytest
-from board_node_rig import NodeRig, configured, node_rig
-from boards_rig import BoardsRig, Member, boards_rig, until
+from support.boards.board_node_rig import NodeRig, configured, node_rig
+from support.boards.boards_rig import BoardsRig, boards_rig, until
+from support.boards.slow_boards import SlowNode, served
 
-from fleetplane.domains.boards import commander as commander_module
 from fleetplane.domains.boards.access import ADMIN, OPERATOR, VIEWER
-from fleetplane.domains.boards.command_texts import KEPT_BYTES, Order, stored_answer
-from fleetplane.domains.boards.commander import Outcome
+from fleetplane.domains.boards.calls.channels import Asked
+from fleetplane.domains.boards.commands import courier as commander_module
+from fleetplane.domains.boards.commands.courier import BoardOutcome
+from fleetplane.domains.boards.commands.encoding import KEPT_BYTES, BoardProgram, stored_answer
 from fleetplane.domains.boards.core import BoardOptions
-from fleetplane.domains.boards.node_link import Asked
-from fleetplane.domains.boards.registry import status_of
+from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.rules import Facts
 from fleetplane.gen.boards import boards_pb2 as pb
-from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, State
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 
 BOSS = Asked(actor="operator/boss", role=OPERATOR)
+FIRST_SLEEP, SECOND_SLEEP = f"271.{os.getpid()}", f"281.{os.getpid()}"
+"""How long nobody else sleeps."""
 TEST_PROFILE = {
     "name": "test",
     "rules": [
@@ -51,9 +53,9 @@ def number_of(node: NodeRig) -> int:
     return node.membership.node_id
 
 
-async def ran(rig: BoardsRig, board: int, command: str, *args: str, **more: Any) -> Outcome:
+async def ran(rig: BoardsRig, board: int, command: str, *args: str, **more: Any) -> BoardOutcome:
     commander = rig.domain.nodes.commander
-    issued = await commander.execute(Order(command=command, args=args, **more), [board], asked=BOSS)
+    issued = await commander.execute(BoardProgram(command=command, args=args, **more), [board], asked=BOSS)
     (outcome,) = await commander.finished(issued)
     return outcome
 
@@ -107,16 +109,16 @@ async def test_the_ledger_keeps_the_beginning_and_the_end_of_a_long_output(
 async def test_cancelling_ends_the_program_on_the_board(rig: BoardsRig, node: NodeRig) -> None:
     commander = rig.domain.nodes.commander
     issued = await commander.execute(
-        Order(command="/bin/sleep", args=("271.5",)), [number_of(node)], asked=BOSS
+        BoardProgram(command="/bin/sleep", args=(FIRST_SLEEP,)), [number_of(node)], asked=BOSS
     )
-    await until(lambda: sleeping("271.5"))
+    await until(lambda: sleeping(FIRST_SLEEP))
 
     await commander.cancel(issued.name, actor="operator/boss")
 
     (outcome,) = await commander.finished(issued)
     assert outcome.state is State.CANCELLED
     assert "operator/boss" in outcome.detail
-    await until(lambda: not sleeping("271.5"))
+    await until(lambda: not sleeping(FIRST_SLEEP))
 
 
 def sleeping(seconds: str) -> bool:
@@ -135,15 +137,15 @@ async def test_a_board_lost_in_mid_command_has_failed_and_nothing_waits_for_it(
     async with node_rig(tmp_path, rig, config=config) as node:
         await until(lambda: status_of(rig.board(number_of(node))).port == node.ports.agent_port)
         issued = await commander.execute(
-            Order(command="/bin/sleep", args=("281.5",)), [number_of(node)], asked=BOSS
+            BoardProgram(command="/bin/sleep", args=(SECOND_SLEEP,)), [number_of(node)], asked=BOSS
         )
-        await until(lambda: sleeping("281.5"))
+        await until(lambda: sleeping(SECOND_SLEEP))
     (outcome,) = await commander.finished(issued)
 
     assert outcome.state is State.FAILED
     assert "board" in outcome.detail
-    assert not sleeping("281.5"), "an agent that ends takes its programs with it"
-    await until(lambda: not commander._flights)
+    await until(lambda: not sleeping(SECOND_SLEEP))  # an agent that ends takes its programs with it
+    await until(lambda: commander.courier.under_way == 0)
 
 
 async def test_a_board_that_is_away_is_undeliverable_unless_the_command_may_wait(
@@ -153,18 +155,18 @@ async def test_a_board_that_is_away_is_undeliverable_unless_the_command_may_wait
     paper = await rig.core.boards.create(Facts(name="paper"), actor="operator/boss")
     away = int(paper.name)
     (outcome,) = await commander.finished(
-        await commander.execute(Order(command="/bin/echo"), [away], asked=BOSS)
+        await commander.execute(BoardProgram(command="/bin/echo"), [away], asked=BOSS)
     )
     assert outcome.state is State.UNDELIVERABLE
 
     waiting = await commander.execute(
-        Order(command="/bin/echo", args=("back",)), [away], asked=BOSS, wait_seconds=60
+        BoardProgram(command="/bin/echo", args=("back",)), [away], asked=BOSS, wait_seconds=60
     )
     assert commander.outcomes(waiting)[0].state is State.WAITING
-    async with node_rig(tmp_path, rig, config=configured(
-        commands={"profiles": [TEST_PROFILE]}, node={"name": "paper"}
-    )):  # fmt: skip
-        async with asyncio.timeout(20):
+    async with node_rig(
+        tmp_path, rig, config=configured(commands={"profiles": [TEST_PROFILE]}, node={"name": "paper"})
+    ):
+        async with asyncio.timeout(60):
             (outcome,) = await commander.finished(waiting)
     assert outcome.state is State.OK
     assert outcome.answer is not None
@@ -173,7 +175,7 @@ async def test_a_board_that_is_away_is_undeliverable_unless_the_command_may_wait
 
 async def test_a_board_that_does_not_exist_is_refused_before_anything_is_written(rig: BoardsRig) -> None:
     with pytest.raises(NotFound):
-        await rig.domain.nodes.commander.execute(Order(command="/bin/echo"), [99], asked=BOSS)
+        await rig.domain.nodes.commander.execute(BoardProgram(command="/bin/echo"), [99], asked=BOSS)
 
     assert not rig.store.list(COMMAND)
 
@@ -181,19 +183,19 @@ async def test_a_board_that_does_not_exist_is_refused_before_anything_is_written
 @pytest.mark.parametrize(
     ("order", "field"),
     [
-        (Order(command=" "), "command"),
-        (Order(command="a\0b"), "command"),
-        (Order(command="x" * 5000), "command"),
-        (Order(command="x", args=("a",) * 257), "args"),
-        (Order(command="x", args=("a" * 5000,)), "args"),
-        (Order(command="x", timeout_seconds=0), "timeout_seconds"),
-        (Order(command="x", timeout_seconds=301), "timeout_seconds"),
-        (Order(command="x", stdin=b"x" * 65_537), "stdin"),
-        (Order(command="x", max_output_bytes=-1), "max_output_bytes"),
-        (Order(command="x", environment={str(n): "" for n in range(65)}), "environment"),
+        (BoardProgram(command=" "), "command"),
+        (BoardProgram(command="a\0b"), "command"),
+        (BoardProgram(command="x" * 5000), "command"),
+        (BoardProgram(command="x", args=("a",) * 257), "args"),
+        (BoardProgram(command="x", args=("a" * 5000,)), "args"),
+        (BoardProgram(command="x", timeout_seconds=0), "timeout_seconds"),
+        (BoardProgram(command="x", timeout_seconds=301), "timeout_seconds"),
+        (BoardProgram(command="x", stdin=b"x" * 65_537), "stdin"),
+        (BoardProgram(command="x", max_output_bytes=-1), "max_output_bytes"),
+        (BoardProgram(command="x", environment={str(n): "" for n in range(65)}), "environment"),
     ],
 )
-def test_an_order_that_makes_no_sense_is_refused_by_field(order: Order, field: str) -> None:
+def test_an_order_that_makes_no_sense_is_refused_by_field(order: BoardProgram, field: str) -> None:
     with pytest.raises(InvalidArgument) as error:
         order.checked()
     assert error.value.field == field
@@ -212,44 +214,12 @@ async def test_who_asked_stands_in_both_audits(rig: BoardsRig, node: NodeRig) ->
 # With a double, for what no agent would do.
 
 
-class SlowNode(boards_pb2_grpc.NodeAgentServicer):
-    """Takes commands and answers when it is let."""
-
-    def __init__(self) -> None:
-        self.under_way = 0
-        self.most = 0
-        self.seen: list[tuple[pb.CommandRequest, dict[str, str]]] = []
-        self.let_go = asyncio.Event()
-        self.answer = pb.CommandResponse(success=True, stdout=b"ok")
-
-    async def ExecuteCommand(self, request: pb.CommandRequest, context: Any) -> pb.CommandResponse:
-        self.seen.append((request, dict(context.invocation_metadata())))
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
-        try:
-            await self.let_go.wait()
-        finally:
-            self.under_way -= 1
-        return self.answer
-
-
-async def served(rig: BoardsRig, member: Member, servicer: SlowNode) -> None:
-    server = grpc.aio.server()
-    boards_pb2_grpc.add_NodeAgentServicer_to_server(servicer, server)
-    own = grpc.ssl_server_credentials(
-        [(member.key.pem, member.certificate)], rig.kernel.authority.trust_pem, require_client_auth=True
-    )
-    port = server.add_secure_port("127.0.0.1:0", own)
-    await server.start()
-    rig.stack.push_async_callback(server.stop, None)
-    name = rig.board(member.number).spec.name
-    await member.control.RegisterNode(pb.NodeRegistration(name=name, agent_port=port))
-
-
 async def test_a_board_has_two_commands_at_once_and_the_others_follow(rig: BoardsRig) -> None:
     commander, member, slow = rig.domain.nodes.commander, await rig.join("slow"), SlowNode()
     await served(rig, member, slow)
-    issued = [await commander.execute(Order(command="x"), [member.number], asked=BOSS) for _ in range(5)]
+    issued = [
+        await commander.execute(BoardProgram(command="x"), [member.number], asked=BOSS) for _ in range(5)
+    ]
     await until(lambda: slow.under_way == 2)
     assert [commander.outcomes(one)[0].state for one in issued].count(State.WAITING) == 3
 
@@ -263,12 +233,14 @@ async def test_a_board_has_two_commands_at_once_and_the_others_follow(rig: Board
 async def test_no_more_calls_than_allowed_go_out_and_every_board_gets_its_turn(
     rig: BoardsRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commander_module, "AT_ONCE", 3)
     commander, slow = rig.domain.nodes.commander, SlowNode()
+    monkeypatch.setattr(commander.courier, "at_once", 3)
     members = [await rig.join(f"slow-{number}") for number in range(8)]
     for member in members:
         await served(rig, member, slow)
-    issued = await commander.execute(Order(command="x"), [member.number for member in members], asked=BOSS)
+    issued = await commander.execute(
+        BoardProgram(command="x"), [member.number for member in members], asked=BOSS
+    )
     await until(lambda: slow.under_way == 3)
     slow.let_go.set()
 
@@ -283,9 +255,10 @@ async def test_the_role_of_who_asked_and_the_commands_id_travel_with_it(rig: Boa
     await served(rig, member, slow)
     slow.let_go.set()
     issued = await commander.execute(
-        Order(command="x", profile="diagnostics"), [member.number],
+        BoardProgram(command="x", profile="diagnostics"),
+        [member.number],
         asked=Asked(actor="operator/jürgen\n", role=ADMIN),
-    )  # fmt: skip
+    )
     await commander.finished(issued)
 
     (request, metadata) = slow.seen[0]
@@ -303,7 +276,7 @@ async def test_a_command_that_ran_out_of_time_is_told_from_one_that_failed(rig: 
     slow.answer = pb.CommandResponse(timed_out=True, signal=15, message="took too long")
 
     (outcome,) = await commander.finished(
-        await commander.execute(Order(command="x"), [member.number], asked=BOSS)
+        await commander.execute(BoardProgram(command="x"), [member.number], asked=BOSS)
     )
 
     assert outcome.state is State.TIMED_OUT
@@ -319,7 +292,7 @@ async def test_a_command_under_way_when_the_server_dies_has_failed_and_is_not_se
         member = await rig.join("slow")
         await served(rig, member, slow)
         commander = rig.domain.nodes.commander
-        issued = await commander.execute(Order(command="x"), [member.number], asked=BOSS)
+        issued = await commander.execute(BoardProgram(command="x"), [member.number], asked=BOSS)
         await until(lambda: slow.under_way == 1)
 
     async with boards_rig(tmp_path, options=BoardOptions()) as rig:

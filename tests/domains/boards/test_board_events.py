@@ -12,26 +12,27 @@ from typing import Any
 
 import pytest
 import websockets
-from board_node_rig import configured, node_rig
-from boards_rig import BOSS, BoardsRig, until
-from boards_web import BoardsWeb
 from prometheus_client import CollectorRegistry
+from support.boards.board_node_rig import configured, node_rig
+from support.boards.boards_rig import BOSS, BoardsRig, until
+from support.boards.boards_web import BoardsWeb
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
-from fleetplane.domains.boards import event_feed, events_socket
-from fleetplane.domains.boards.event_feed import MAILBOX_LIMIT, Mailbox
-from fleetplane.domains.boards.events import Memory, Told, Topic
-from fleetplane.domains.boards.events_app import SOCKETS_PER_CALLER
-from fleetplane.domains.boards.gpio_kinds import Direction, GpioSpec
+from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.kinds import BOARD, SCOPE, BoardState, ClusterSpec
-from fleetplane.domains.boards.registry import status_of
+from fleetplane.domains.boards.live import feed as event_feed
+from fleetplane.domains.boards.live.app import SOCKETS_PER_CALLER
+from fleetplane.domains.boards.live.events import Memory
+from fleetplane.domains.boards.live.socket import EventsSocket
+from fleetplane.domains.boards.pins.kinds import Direction, GpioSpec
 from fleetplane.domains.boards.rules import Facts
 from fleetplane.kernel.events import Event, EventType
 from fleetplane.rpc import ListenerSpec, open_listener
 from fleetplane.web.ops import OpsApp
+from fleetplane.web.sockets import conversation
 
-DEADLINE_SECONDS = 15.0
+DEADLINE_SECONDS = 60.0
 Json = dict[str, Any]
 
 
@@ -75,7 +76,9 @@ class Place:
 
     async def open(self, path: str = "/ws", *, token: str | None = "viewer", **options: Any) -> Client:
         headers = {"authorization": f"Bearer {self.web.token(token)}"} if token else {}
-        connection = websockets.connect(f"{self.address}{path}", additional_headers=headers, **options)
+        connection = websockets.connect(
+            f"{self.address}{path}", additional_headers=headers, open_timeout=DEADLINE_SECONDS, **options
+        )
         return Client(await self.stack.enter_async_context(connection))
 
     async def events(self) -> Client:
@@ -145,8 +148,11 @@ async def test_a_pin_and_a_log_are_told_from_a_real_board(place: Place, tmp_path
         assert (heard["resource"], heard["data"]["pin"], heard["data"]["state"]) == ("lamp", 17, "high")
         reading = (await enveloped.until("gpio_reading"))["payload"]
         assert {name: reading[name] for name in ("device_id", "node_id", "pin", "value")} == {
-            "device_id": 1, "node_id": 1, "pin": 17, "value": 1.0,
-        }  # fmt: skip
+            "device_id": 1,
+            "node_id": 1,
+            "pin": 17,
+            "value": 1.0,
+        }
 
         await dotted.say("subscribe", {"topic": "logs", "node_id": 1, "sources": ["file:app"]})
         await dotted.settled()
@@ -186,8 +192,11 @@ async def test_known_clients_hear_the_topics_they_asked_for(place: Place) -> Non
     await boards.create(Facts(name="pi-1", ip_address="10.0.0.1", cluster_id=1), actor=BOSS)
     heard = (await nodes.next())["payload"]
     assert {name: heard[name] for name in ("node_id", "name", "status", "ip_address")} == {
-        "node_id": 1, "name": "pi-1", "status": "discovered", "ip_address": "10.0.0.1",
-    }  # fmt: skip
+        "node_id": 1,
+        "name": "pi-1",
+        "status": "discovered",
+        "ip_address": "10.0.0.1",
+    }
     first = (await both.until("cluster_status"))["payload"]
     assert (first["name"], first["status"], first["nodes_total"]) == ("lab", "pending", 0)
     await boards.declare(1, BoardState.READY, actor=BOSS)
@@ -214,9 +223,19 @@ async def test_the_server_tells_of_itself_to_who_asks(place: Place, monkeypatch:
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", '"x"', '{"type":"dance"}', '{"type":"subscribe"}', '{"type":"auth"}', "{}", " " * 20_000,
-     '{"type":"subscribe","payload":{"topic":"x"}}', '{"type":"subscribe","payload":{"topic":"logs"}}'],
-)  # fmt: skip
+    [
+        "{",
+        "[]",
+        '"x"',
+        '{"type":"dance"}',
+        '{"type":"subscribe"}',
+        '{"type":"auth"}',
+        "{}",
+        " " * 20_000,
+        '{"type":"subscribe","payload":{"topic":"x"}}',
+        '{"type":"subscribe","payload":{"topic":"logs"}}',
+    ],
+)
 async def test_what_means_nothing_is_answered_with_an_error(place: Place, text: str) -> None:
     client = await place.envelope()
     await client.socket.send(text)
@@ -227,7 +246,7 @@ async def test_what_means_nothing_is_answered_with_an_error(place: Place, text: 
 
 async def test_one_who_only_errs_is_shown_out(place: Place) -> None:
     client = await place.envelope()
-    for _ in range(events_socket.ERRORS_LIMIT):
+    for _ in range(conversation.ERRORS_LIMIT):
         await client.say("dance")
     assert await client.closed() == 1008
 
@@ -247,8 +266,11 @@ async def test_without_a_token_nothing_is_heard_until_one_is_shown(place: Place)
     await client.say("auth", {"token": place.web.token("operator")}, request_id="a")
     heard = await client.next()
     assert heard["payload"] == {
-        "success": True, "user_id": "operator/boss", "role": "operator", "message": "welcome",
-    }  # fmt: skip
+        "success": True,
+        "user_id": "operator/boss",
+        "role": "operator",
+        "message": "welcome",
+    }
     assert heard["request_id"] == "a"
     await client.say("subscribe", {"topic": "nodes"})
     await client.settled()
@@ -259,8 +281,8 @@ async def test_without_a_token_nothing_is_heard_until_one_is_shown(place: Place)
 async def test_one_who_shows_no_token_in_time_is_shown_out(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events_socket, "AUTH_SECONDS", 0.0)
-    monkeypatch.setattr(events_socket, "RECHECK_SECONDS", 0.05)
+    monkeypatch.setattr(EventsSocket, "token_seconds", 0.0)
+    monkeypatch.setattr(conversation, "RECHECK_SECONDS", 0.05)
     client = await place.open(token=None)
     assert await client.closed() == 4401
 
@@ -301,7 +323,7 @@ async def test_a_token_for_something_else_hears_nothing(place: Place) -> None:
 async def test_logging_out_ends_what_the_login_listens_to(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events_socket, "RECHECK_SECONDS", 0.05)
+    monkeypatch.setattr(conversation, "RECHECK_SECONDS", 0.05)
     body = {"username": "ann", "password": "correct horse battery"}
     await place.web.post("/auth/register", body)
     token = (await place.web.post("/auth/login", body, status=200, role=None))["access_token"]
@@ -330,26 +352,12 @@ async def test_a_server_that_stops_tells_its_listeners_to_come_back(place: Place
 # Slowness, and what is no news.
 
 
-def told(number: int) -> Told:
-    return Told(topic=Topic.NODES, at_ns=number, type="t", data={}, kind="k", payload={})
-
-
-def test_a_full_mailbox_forgets_its_oldest_and_counts_them() -> None:
-    mailbox = Mailbox(lambda topic: topic is Topic.NODES)
-    for number in range(MAILBOX_LIMIT + 3):
-        mailbox.post(told(number))
-    first = mailbox.take()
-    assert isinstance(first, Told)
-    assert (first.at_ns, mailbox.take_missed(), mailbox.take_missed()) == (3, 3, 0)
-    mailbox.post(Told(topic=Topic.GPIO, at_ns=0))
-    assert len(mailbox) == MAILBOX_LIMIT - 1
-
-
 @pytest.mark.parametrize(("path", "kind"), [("/ws?v=events", "events.missed"), ("/ws", "error")])
 async def test_a_listener_that_missed_something_is_told_how_much(place: Place, path: str, kind: str) -> None:
     client = await place.open(path)
     await client.settled()
     (socket,) = place.rig.domain.rest.events._sockets
+    assert isinstance(socket, EventsSocket)
     socket._mailbox.missed = 7
     socket._mailbox.bell.set()
     assert "7 messages" in str(await client.until(kind))
@@ -362,4 +370,4 @@ async def test_a_report_that_changes_nothing_is_no_news(rig: BoardsRig) -> None:
     assert board is not None
     memory.prime([board])
     again = Event(type=EventType.MODIFIED, resource=board, revision=9)
-    assert list(memory.told(again)) == []
+    assert list(memory.events_of(again)) == []

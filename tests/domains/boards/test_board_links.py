@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc
 import pytest
-from boards_rig import BoardsRig, Member, until
 from cryptography import x509
+from support.boards.boards_rig import BoardsRig, Member, until
 
-from fleetplane.domains.boards import node_link
-from fleetplane.domains.boards.node_link import Asked, NodeLinks
+from fleetplane.domains.boards.calls import channels as node_link
+from fleetplane.domains.boards.calls.channels import Asked, NodeLinks
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.kernel.errors import PermissionDenied, ResourceExhausted, Unavailable
@@ -57,14 +57,18 @@ async def serve(rig: BoardsRig, member: Member, node: Node) -> grpc.aio.Server:
 
 def make_links(rig: BoardsRig, **more: Any) -> NodeLinks:
     links = NodeLinks(
-        boards=rig.core.boards, authority=rig.kernel.authority, revocations=rig.kernel.revocations,
-        clock=rig.kernel.clock, own_name="main", **more,
-    )  # fmt: skip
+        boards=rig.core.boards,
+        authority=rig.kernel.authority,
+        revocations=rig.kernel.revocations,
+        clock=rig.kernel.clock,
+        own_name="main",
+        **more,
+    )
     rig.stack.push_async_callback(links.close)
     return links
 
 
-async def ask(links: NodeLinks, board: int, seconds: float = 5.0) -> str:
+async def ask(links: NodeLinks, board: int, seconds: float = 60.0) -> str:
     answer = await links.call(
         board, lambda link: link.node.HealthCheck, pb.Empty(), pb.HealthStatus, asked=ASKED, seconds=seconds
     )
@@ -138,6 +142,7 @@ async def test_a_dropped_channel_lets_its_calls_end(rig: BoardsRig) -> None:
 async def test_a_board_that_does_not_answer_costs_no_more_than_the_deadline(rig: BoardsRig) -> None:
     links, node, member = make_links(rig), Node(), await rig.join("pi")
     await serve(rig, member, node)
+    assert await ask(links, member.number) == "OK"  # its channel is open
     node.let_go.clear()
 
     with pytest.raises(Unavailable) as error:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetplane.domains.boards import join_token, rules
+from fleetplane.domains.boards import rules
 from fleetplane.domains.boards.kinds import (
     BOARD,
     SCOPE,
@@ -19,26 +19,51 @@ from fleetplane.domains.boards.kinds import (
     Silence,
 )
 from fleetplane.domains.boards.rules import Facts
+from fleetplane.domains.boards.wire import join_token
 from fleetplane.kernel.errors import AlreadyExists, InvalidArgument
 from fleetplane.kernel.resources import Resource
 
 D, P, R, N, M, F, U = (
-    BoardState.DISCOVERED, BoardState.PROVISIONING, BoardState.READY, BoardState.NOT_READY,
-    BoardState.MAINTENANCE, BoardState.FAILED, BoardState.UNKNOWN,
-)  # fmt: skip
+    BoardState.DISCOVERED,
+    BoardState.PROVISIONING,
+    BoardState.READY,
+    BoardState.NOT_READY,
+    BoardState.MAINTENANCE,
+    BoardState.FAILED,
+    BoardState.UNKNOWN,
+)
 SPEC = BoardSpec(
-    name="pi-1", ip_address="10.0.0.1", mac_address="dc:a6:32:00:00:01", architecture="arm64",
-    model="Raspberry Pi 5", serial_number="s1", cpu_cores=4, memory_bytes=8 << 30, cluster_id=3,
-    role=BoardRole.MASTER, os_version="Debian 12", kernel_version="6.6.31",
-)  # fmt: skip
+    name="pi-1",
+    ip_address="10.0.0.1",
+    mac_address="dc:a6:32:00:00:01",
+    architecture="arm64",
+    model="Raspberry Pi 5",
+    serial_number="s1",
+    cpu_cores=4,
+    memory_bytes=8 << 30,
+    cluster_id=3,
+    role=BoardRole.MASTER,
+    os_version="Debian 12",
+    kernel_version="6.6.31",
+)
 
 
 def board(number: int, spec: BoardSpec) -> Board:
     return Resource(
-        kind=BOARD.name, scope=SCOPE, name=str(number), uid="u", labels={}, spec=spec,
-        status=BoardStatus(state=R), conditions=(), revision=1, created_revision=1, generation=1,
-        created_at_ns=0, updated_at_ns=0,
-    )  # fmt: skip
+        kind=BOARD.name,
+        scope=SCOPE,
+        name=str(number),
+        uid="u",
+        labels={},
+        spec=spec,
+        status=BoardStatus(state=R),
+        conditions=(),
+        revision=1,
+        created_revision=1,
+        generation=1,
+        created_at_ns=0,
+        updated_at_ns=0,
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from fleetplane import settings
 from fleetplane.cli.main import fleetplane
-from fleetplane.domains.boards.agent import node_config
+from fleetplane.domains.boards.agent import config as node_config
 
 PAGE = (Path(__file__).parents[3] / "docs" / "boards.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)
@@ -47,6 +47,9 @@ def test_the_example_of_a_boards_configuration_is_one() -> None:
     config = node_config.decode(tomllib.loads(example[1]))
     assert [profile.name for profile in config.commands.policy().profiles] == ["diagnostics", "camera"]
     assert config.gpio.policy().rules[17].safe_on_loss
+    programs = next(one for one in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL) if "[programs]" in one)
+    (profile,) = node_config.decode(tomllib.loads(programs)).programs.policy().profiles
+    assert profile.rules[0].allows(("--rate", "10"))
 
 
 def test_every_setting_of_boards_is_on_the_page_and_no_other() -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import httpx
 from cryptography import x509
-from server_process import running_server
+from support.shared.server_process import running_server
 
 PAGE = Path(__file__).parents[3] / "docs" / "edge.md"
 BIN = Path(sys.executable).parent
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 def blocks() -> list[str]:
@@ -32,17 +32,24 @@ class Reader:
     def __init__(self, home: Path, data: Path) -> None:
         self.home = home
         self.environment = {
-            **os.environ, "HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}",
+            **os.environ,
+            "HOME": str(home),
+            "PATH": f"{BIN}:{os.environ['PATH']}",
             "FLEETPLANE_DATA_DIR": str(data),
-        }  # fmt: skip
+        }
         self._typed = "set -euo pipefail\n"
 
     def types(self, text: str) -> str:
         """What comes of it, with what was defined before."""
         done = subprocess.run(
-            ["bash", "-c", self._typed + text], cwd=self.home, env=self.environment, capture_output=True,
-            text=True, timeout=SECONDS, check=False,
-        )  # fmt: skip
+            ["bash", "-c", self._typed + text],
+            cwd=self.home,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -66,10 +73,11 @@ class Reader:
 
 
 def test_the_page_can_be_followed_from_the_first_daemon_to_a_cancelled_run(tmp_path: Path) -> None:
-    enrol, use, rest, follow, later = blocks()
+    enrol, use, rest, follow, later, workers = blocks()
     with running_server(tmp_path / "data", "--only", "edge") as server:
         reader = Reader(tmp_path, server.log.parent)
         reader.types(enrol)
+        assert reader.types(workers).count(".") == 1  # a token; nobody has come with it
         with reader.leaves_running("fleetplane", "agent", "edge", "run"):
             reader.waits_until("Connected")
             assert os.uname().release in reader.types(use)
@@ -88,8 +96,12 @@ def test_the_page_can_be_followed_from_the_first_daemon_to_a_cancelled_run(tmp_p
 
             told = reader.types(follow)
             assert re.findall(r"^event: (\w+)$", told, flags=re.MULTILINE) == [
-                "fleet_started", "command_started", "command_progress", "command_result", "fleet_result",
-            ]  # fmt: skip
+                "fleet_started",
+                "command_started",
+                "command_progress",
+                "command_result",
+                "fleet_result",
+            ]
             assert '"outcome": "cancelled"' in reader.types(later)
 
 
@@ -99,7 +111,7 @@ def test_a_certificate_of_our_own_holds_for_the_public_name_and_its_authority_is
     settings = ("listeners.edge.tls=true", "edge.public_endpoint=https://fleet.example.com:443")
     more = [part for setting in settings for part in ("--set", setting)]
     with running_server(tmp_path / "data", "--only", "edge", *more) as server:
-        trust = httpx.get(f"{server.web}/v1/edge/ca.pem").text
+        trust = httpx.get(f"{server.web}/v1/edge/ca.pem", timeout=60).text
         host, _, port = server.address("edge", "https://").removeprefix("https://").rpartition(":")
         shown = ssl.get_server_certificate((host, int(port)))
     authority = x509.load_pem_x509_certificate(trust.encode())

@@ -12,16 +12,19 @@ from typing import Any
 import grpc
 
 from fleetplane.domains.blueprint import Kernel
-from fleetplane.domains.gpus.domain import BLUEPRINT, GpuDomain
+from fleetplane.domains.gpus.grpc.generations import Generation
 from fleetplane.domains.gpus.rules import GpuPolicy
+from fleetplane.domains.gpus.server import BLUEPRINT, GpuDomain
 from fleetplane.domains.gpus.wire import Dialect
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2_grpc as first_pb2_grpc
 from fleetplane.kernel.access import AccessTable, Principal, Role
+from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.identity.revocation import Revocations
+from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.rpc import (
     Authentication,
@@ -46,6 +49,8 @@ class DeviceApi:
     consumer: Any
     provider: Any
     first: Any
+    attention: Attention
+    """Does not beat unless a test has it run."""
 
     async def register(self, name: str, **fields: Any) -> provider_pb2.RegisterGpuResponse:
         answer: provider_pb2.RegisterGpuResponse = await self.provider.RegisterGpu(
@@ -87,33 +92,45 @@ async def device_api(
     *,
     policy: GpuPolicy | None = None,
     dialect: Dialect = Dialect.SUPERSET,
+    generation: Generation = Generation.FIRST,
     clock: Clock | None = None,
     settings: dict[str, Any] | None = None,
 ) -> AsyncIterator[DeviceApi]:
     clock = clock or SystemClock()
     socket = folder / "d.sock"
     store_settings = StoreSettings(path=folder / "state.db", **(settings or {}))
-    async with Store.open(store_settings, kinds=BLUEPRINT.kinds, clock=clock) as store:
+    async with Store.open(store_settings, kinds=(*KERNEL_KINDS, *BLUEPRINT.kinds), clock=clock) as store:
         calls = CallStatistics()
         master = MasterKey(bytes(32), clock)
         authority = await Authority.load_or_create(store, master, clock)
         revocations = Revocations(store, clock)
         kernel = Kernel(
-            store=store, clock=clock, calls=calls, master=master, authority=authority,
-            revocations=revocations, operators=await Operators.load(store, master, clock),
-        )  # fmt: skip
-        domain = GpuDomain(kernel, policy or GpuPolicy(), dialect=dialect, version="test", node="here")
+            store=store,
+            clock=clock,
+            calls=calls,
+            master=master,
+            authority=authority,
+            revocations=revocations,
+            operators=await Operators.load(store, master, clock),
+            attention=Attention(clock),
+        )
+        domain = GpuDomain(
+            kernel, policy or GpuPolicy(), dialect=dialect, version="test", node="here", generation=generation
+        )
         await domain.prepare()
         app = GrpcApp(
             listener="device-api",
             table=MethodTable(BLUEPRINT.methods),
             access=AccessTable(BLUEPRINT.grants),
-            authenticators={Authentication.LOCAL: FixedPrincipal(LOCAL)},
+            authenticators={
+                Authentication.LOCAL: FixedPrincipal(LOCAL),
+                **domain.authenticators["device-api"],
+            },
             clock=clock,
             statistics=calls,
         )
         for service in domain.services:
-            app.add_service(service.descriptor, service.servicer)
+            app.add_service(service.descriptor, service.servicer, raw_requests=service.raw_requests)
         app.seal()
         spec = ListenerSpec(name="device-api", addresses=(f"unix://{socket}",), app=app)
         async with open_listener(spec, grace_seconds=2), asyncio.TaskGroup() as tasks:
@@ -128,13 +145,14 @@ async def device_api(
                     consumer=gpu_pb2_grpc.GpuServiceStub(channel),
                     provider=provider_pb2_grpc.ProviderServiceStub(channel),
                     first=first_pb2_grpc.GpuServiceStub(channel),
+                    attention=kernel.attention,
                 )
                 domain.drain()
                 await app.drain(2)
             running.cancel()
 
 
-async def take(stream: Any, count: int, *, seconds: float = 10) -> list[gpu_pb2.WatchGpusResponse]:
+async def take(stream: Any, count: int, *, seconds: float = 60) -> list[gpu_pb2.WatchGpusResponse]:
     """The next events of a watch."""
     async with asyncio.timeout(seconds):
         return [await stream.read() for _ in range(count)]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fleetplane.domains.gpus import encodings as module
 from fleetplane.domains.gpus import wire
-from fleetplane.domains.gpus.encodings import Encodings
+from fleetplane.domains.gpus.grpc import encodings as module
+from fleetplane.domains.gpus.grpc.encodings import Encodings
 from fleetplane.domains.gpus.kinds import GPU, SCOPE
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy

@@ -14,6 +14,7 @@ from fleetplane.domains.gpus.kinds import GPU
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
+from fleetplane.kernel.audit import chain as audit
 from fleetplane.sim.clock import VirtualClock
 
 LEASE = GpuPolicy(lease_seconds=30)
@@ -35,7 +36,7 @@ async def conditions(api: DeviceApi, name: str = "gpu-1") -> list[tuple[str, str
 
 
 async def until_reads(api: DeviceApi, expected: list[tuple[str, str, str]], name: str = "gpu-1") -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await conditions(api, name) != expected:
             await asyncio.sleep(0.01)
 
@@ -146,7 +147,10 @@ async def test_silence_is_one_change_for_all_gpus_of_the_provider(
     await clock.advance(31)
     await until_reads(api, [("NVMLReady", "Unknown", "ProviderSilent")], "gpu-4")
 
-    assert {gpu.resource_version for gpu in (await api.list()).items} == {version + 1}
+    versions = [gpu.resource_version for gpu in (await api.list()).items]
+    assert sorted(versions) == list(range(version + 1, version + 6)), "one transaction, each with its own"
+    last = [row async for row in api.store.audit()][-1]
+    assert len(audit.read(last).changes) == 5
 
 
 async def test_a_provider_heard_while_its_silence_is_being_written_is_not_left_silent(
@@ -174,6 +178,8 @@ async def test_one_provider_too_many_is_refused_and_a_silent_one_makes_room(
 ) -> None:
     policy = GpuPolicy(lease_seconds=30, max_providers=2)
     async with device_api(tmp_path, policy=policy, clock=clock) as api:
+        for name in "abc":
+            await api.register(f"gpu-{name}", provider_id=name)
         await api.heartbeat("a")
         await clock.advance(20)
         await api.heartbeat("b")

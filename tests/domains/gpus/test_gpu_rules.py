@@ -122,7 +122,8 @@ def test_a_provider_that_returns_finds_its_words_as_it_left_them() -> None:
 
 def test_what_another_provider_wrote_meanwhile_is_not_overwritten_on_return() -> None:
     silent = rules.silence(reporting(ready(at=1)), provider="nvml", message="quiet", now_ns=50)
-    taken_over = rules.set_condition(silent, ready("False", writer="dcgm"), now_ns=60, policy=POLICY)
+    sharing = GpuPolicy(shared_writes=True)
+    taken_over = rules.set_condition(silent, ready("False", writer="dcgm"), now_ns=60, policy=sharing)
 
     back = rules.restore(taken_over, provider="nvml", now_ns=70)
 

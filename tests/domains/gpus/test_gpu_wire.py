@@ -74,11 +74,13 @@ def test_the_superset_shows_the_name_in_both_places_and_the_version_in_three() -
 def test_the_name_dialect_reads_as_the_reference_shows_it() -> None:
     item = wire.encode_gpu(
         gpu(
-            uuid="GPU-1", status=GpuStatus(), revision=42,
+            uuid="GPU-1",
+            status=GpuStatus(),
+            revision=42,
             conditions=(Condition(type="Ready", status="True", changed_at_ns=1_769_000_000_500_000_000),),
         ),
         Dialect.NAME,
-    )  # fmt: skip
+    )
     read = named_pb2.NamedListGpusResponse.FromString(wire.encode_list([item], 42, Dialect.NAME))
 
     [shown] = json_format.MessageToDict(read)["gpuList"]["items"]
@@ -134,14 +136,18 @@ def test_what_a_provider_reports_is_what_a_consumer_reads(
         entry.last_transition_time.FromNanoseconds(revision // 2)
     report = wire.report(status, writer="nvml")
     stored = gpu(
-        name, status=GpuStatus(recommended_action=report.recommended_action), conditions=report.conditions,
+        name,
+        status=GpuStatus(recommended_action=report.recommended_action),
+        conditions=report.conditions,
         revision=revision,
-    )  # fmt: skip
+    )
 
     for dialect, kind in (
-        (Dialect.SUPERSET, gpu_pb2.Gpu), (Dialect.META, gpu_pb2.Gpu), (Dialect.NAME, named_pb2.NamedGpu),
+        (Dialect.SUPERSET, gpu_pb2.Gpu),
+        (Dialect.META, gpu_pb2.Gpu),
+        (Dialect.NAME, named_pb2.NamedGpu),
         (Dialect.FIRST, first_pb2.Gpu),
-    ):  # fmt: skip
+    ):
         read: Any = kind.FromString(wire.encode_gpu(stored, dialect))
         assert read.status.SerializeToString() == status.SerializeToString()
         assert name == (read.metadata.name if dialect is Dialect.META else read.name)

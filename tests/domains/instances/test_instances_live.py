@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from instances_lab import TENANT, until
-from instances_web_rig import OTHER, Told, two_tenants, web
+from support.instances.instances_lab import TENANT, until
+from support.instances.instances_web_rig import OTHER, Told, two_tenants, web
 
-from fleetplane.domains.instances import live_feed
-from fleetplane.domains.instances.live_feed import revision_of
-from fleetplane.domains.instances.reports import Report
+from fleetplane.domains.instances.live import feed as live_feed
+from fleetplane.domains.instances.live.feed import revision_of
+from fleetplane.domains.instances.records.reports import Report
 from fleetplane.kernel.freeze import freeze, lift
 
 
@@ -34,11 +34,10 @@ async def test_a_new_reader_is_told_everything_and_then_what_changes(tmp_path: P
             assert {one["id"] for one in of(first, "instance")} == {one.name for one in made}
             assert [group["name"] for group in of(first, "groups")[0]] == ["workers"]
             await site.change(made[0].name, registered_at_ns=time.time_ns())
-            changed = await following.until("now")
-            assert [(one["id"], one["state"]) for one in of(changed, "instance")] == [
+            told = await following.until("group", lambda group: bool(group["ready"] == 1))
+            assert [(one["id"], one["state"]) for one in of(told, "instance")] == [
                 (made[0].name, "registered")
             ]
-            assert [group["ready"] for group in of(changed, "group")] == [1]
 
 
 async def test_a_reader_that_comes_back_is_told_what_it_missed_and_nothing_else(tmp_path: Path) -> None:
@@ -57,6 +56,27 @@ async def test_a_reader_that_comes_back_is_told_what_it_missed_and_nothing_else(
             assert by_id[made[1].name]["last_error"] == "lost its disk"
             assert int(told[-1].mark) > int(mark)
             assert len(of(told, "groups")) == 1  # whole: what became of them is not in the mark
+
+
+async def test_a_reader_cut_off_after_any_instance_is_told_the_rest_and_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    async with web(tmp_path) as site:
+        made = await site.provisioned(2)
+        ada = await site.viewer()
+        async with ada.follow() as following:
+            mark = (await following.until("now"))[-1].mark
+        for one in made:
+            await site.change(one.name, last_error="lost its disk")
+        async with ada.follow(mark) as following:
+            whole = [one for one in await following.until("now") if one.kind == "instance"]
+        ids = [one.data["id"] for one in whole]
+        assert len(ids) >= 2
+        for place, seen in enumerate(whole, 1):
+            async with ada.follow(seen.mark) as following:
+                told = await following.until("now")
+                assert "reset" not in kinds(told)
+                assert [rest["id"] for rest in of(told, "instance")] == ids[place:]
 
 
 async def test_a_mark_outlives_the_server(tmp_path: Path) -> None:
@@ -119,13 +139,14 @@ async def test_what_is_not_in_the_records_of_instances_is_told_too(tmp_path: Pat
             await following.until("now")
             store, scope = site.lab.kernel.store, f"tenant/{TENANT}"
             await freeze(store, scope, reason="audit week", actor="grace")
-            assert (await following.until("group"))[-1].data["frozen"]["reason"] == "audit week"
+            frozen = (await following.until("group", lambda group: bool(group["frozen"])))[-1].data["frozen"]
+            assert frozen["reason"] == "audit week"
             await lift(store, scope, actor="grace")
-            assert (await following.until("group"))[-1].data["frozen"] is None
+            await following.until("group", lambda group: group["frozen"] is None)
             site.lab.domain._reports.take(Report(instance=name, files={"app.env": "no space"}))
-            assert (await following.until("health"))[-1].data == {name: "failing"}
+            await following.until("health", lambda health: health.get(name) == "failing")
             site.lab.domain._errors.tell(TENANT, "workers", name, "trouble")
-            assert [one["error"] for one in (await following.until("errors"))[-1].data] == ["trouble"]
+            await following.until("errors", lambda told: [one["error"] for one in told] == ["trouble"])
 
 
 async def test_a_group_that_goes_is_told(tmp_path: Path) -> None:
@@ -137,9 +158,8 @@ async def test_a_group_that_goes_is_told(tmp_path: Path) -> None:
             wanted["groups"][TENANT] = {"others": {"template": "worker", "size": 0}}
             await site.lab.configure(wanted)
             await site.lab.domain._groups.refresh()
-            told = await following.until("now")
+            told = await following.until("group", lambda group: bool(group["name"] == "others"))
             assert of(told, "group_deleted") == [{"name": "workers"}]
-            assert [group["name"] for group in of(told, "group")] == ["others"]
 
 
 async def test_a_revoked_token_reads_no_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

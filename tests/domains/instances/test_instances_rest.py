@@ -7,14 +7,15 @@ import time
 from pathlib import Path
 
 import pytest
-from instances_lab import TENANT
-from instances_web_rig import OTHER, SECONDS, two_tenants, web
 from openapi_spec_validator import OpenAPIV31SpecValidator
+from support.instances.instances_lab import TENANT
+from support.instances.instances_web_rig import OTHER, SECONDS, two_tenants, web
 
-from fleetplane.domains.instances import views
 from fleetplane.domains.instances.access import VIEWER
 from fleetplane.domains.instances.kinds import Drain
-from fleetplane.domains.instances.reports import Report
+from fleetplane.domains.instances.records.reports import Report
+from fleetplane.domains.instances.rest.remote import OFFERED
+from fleetplane.fleet.findings import shown
 from fleetplane.kernel.freeze import freeze
 from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.reconcile import Reason
@@ -30,6 +31,7 @@ async def test_groups_are_shown_with_what_they_should_be_and_what_they_are(tmp_p
         await site.change(first.name, registered_at_ns=now_ns)
         drain = Drain(reason="requested", started_at_ns=now_ns, delete_at_ns=now_ns + 3600 * NS)
         await site.change(second.name, registered_at_ns=now_ns, drain=drain)
+        await site.provisioned(3)  # the one that takes its place, so that nothing moves any more
         ada = await site.viewer()
         shown = (await ada.get("/groups"))["items"]
         assert [group["name"] for group in shown] == ["workers"]
@@ -60,8 +62,10 @@ async def test_an_instance_is_shown_with_what_its_agent_said_last(tmp_path: Path
         reports.take(Report(instance=name, files={"app.env": "no space", "b": ""}, cpu_usage=12.5))
         shown = await ada.get(f"/instances/{name}")
         assert (shown["state"], shown["health"], shown["last_error"]) == (
-            "registered", "failing", "the disk was full",
-        )  # fmt: skip
+            "registered",
+            "failing",
+            "the disk was full",
+        )
         assert shown["file_errors"] == {"app.env": "no space"}
         assert shown["cpu_usage"] == 12.5
         assert shown["last_seen"] is not None
@@ -218,8 +222,8 @@ def test_what_concerns_another_instance_is_no_answer_about_this_one() -> None:
     found = Finding(
         controller="groups", explanation=Explanation(key="acme/workers", at_ns=NS, reasons=reasons)
     )
-    assert [one.message for one in views.finding(found).reasons] == ["for all of us", "for one", "for two"]
-    assert [one.message for one in views.finding(found, about="wkr1").reasons] == ["for all of us", "for one"]
+    assert [one.message for one in shown(found).reasons] == ["for all of us", "for one", "for two"]
+    assert [one.message for one in shown(found, about="wkr1").reasons] == ["for all of us", "for one"]
 
 
 async def test_the_document_names_every_route_that_is_served(tmp_path: Path) -> None:
@@ -227,6 +231,12 @@ async def test_the_document_names_every_route_that_is_served(tmp_path: Path) -> 
         told = (await site.http.get("/v1/instances/openapi.json")).json()
         OpenAPIV31SpecValidator(told).validate()
         assert set(told["paths"]) == {
-            "/groups", "/groups/{name}", "/instances", "/instances/{instance_id}", "/explain", "/errors",
+            "/groups",
+            "/groups/{name}",
+            "/instances",
+            "/instances/{instance_id}",
+            "/explain",
+            "/errors",
             "/events",
-        }  # fmt: skip
+            *(f"/calls/{service}/{method}" for service, method in OFFERED),
+        }

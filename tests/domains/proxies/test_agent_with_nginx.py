@@ -16,10 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
-from server_process import ServerProcess, running_server
+from support.shared.free_ports import free_port
+from support.shared.server_process import ServerProcess, running_server
 
 PASSWORD = "correct horse battery staple"
-DEADLINE_SECONDS = 40.0
+DEADLINE_SECONDS = 60.0
 
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="needs NGINX")
 
@@ -32,28 +33,24 @@ def until(condition: Callable[[], Any]) -> Any:
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class Fleet:
     """One workspace with one agent, as an operator sees it."""
 
     def __init__(self, server: ServerProcess, folder: Path, backend: str) -> None:
         self.backend = backend
-        self.server = server
         self.folder = folder
-        self.web = httpx.Client(base_url=f"{server.web}/v1", timeout=30)
-        login = {"email": "admin@fleetplane.local", "password": PASSWORD}
-        token = self.post("/auth/login", login, status=200)["access_token"]
-        self.web.headers["Authorization"] = f"Bearer {token}"
+        self.log_in(server)
         organization = self.post("/organizations", {"name": "Acme", "slug": "acme"})["id"]
         path = f"/organizations/{organization}/workspaces"
         self.workspace = self.post(path, {"name": "Production", "slug": "production"})["id"]
         self.enrolled = self.post(f"/workspaces/{self.workspace}/agents/tokens", {"name": "web-01"})
+
+    def log_in(self, server: ServerProcess) -> None:
+        self.server = server
+        self.web = httpx.Client(base_url=f"{server.web}/v1", timeout=60)
+        login = {"email": "admin@fleetplane.local", "password": PASSWORD}
+        token = self.post("/auth/login", login, status=200)["access_token"]
+        self.web.headers["Authorization"] = f"Bearer {token}"
 
     def post(self, path: str, body: dict[str, Any] | None = None, *, status: int = 201) -> Any:
         answer = self.web.post(path, json=body) if body is not None else self.web.post(path)
@@ -78,18 +75,31 @@ class Fleet:
         (self.folder / "token").write_text(self.enrolled["token"])
         address = self.server.address("proxy-agents", "https://").removeprefix("https://")
         command = [
-            sys.executable, "-m", "fleetplane.cli.main", "agent", "proxy", "--server", address,
-            "--ca-file", str(self.folder / "ca.pem"), "--token-file", str(self.folder / "token"),
-            "--state-dir", str(self.folder / "state"), "--managed", "--stop-nginx-on-exit",
-            "--listen-address", "127.0.0.1",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "fleetplane.cli.main",
+            "agent",
+            "proxy",
+            "--server",
+            address,
+            "--ca-file",
+            str(self.folder / "ca.pem"),
+            "--token-file",
+            str(self.folder / "token"),
+            "--state-dir",
+            str(self.folder / "state"),
+            "--managed",
+            "--stop-nginx-on-exit",
+            "--listen-address",
+            "127.0.0.1",
+        ]
         with (self.folder / "agent.log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
         try:
             yield process
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
 class Greeter(BaseHTTPRequestHandler):
@@ -124,10 +134,9 @@ def served(port: int, name: str) -> str | None:
 
 
 def test_a_host_is_served_a_reload_done_and_a_conflict_rolled_back(tmp_path: Path) -> None:
-    password = ("--set", f"proxies.admin_password={PASSWORD}", "--only", "proxies")
     port = free_port()
     with (
-        running_server(tmp_path / "server", *password) as server,
+        running_server(tmp_path / "server", "--only", "proxies", admin_password=PASSWORD) as server,
         socket.socket() as squatter,
         backend() as address,
     ):
@@ -143,7 +152,7 @@ def test_a_host_is_served_a_reload_done_and_a_conflict_rolled_back(tmp_path: Pat
             done = fleet.post(f"/agents/{fleet.enrolled['agent_id']}/reload", status=200)
             assert (done["success"], done["message"]) == (True, "Nginx reloaded successfully")
 
-            squatter.bind(("127.0.0.1", 0))
+            squatter.bind(("127.0.0.1", free_port()))
             squatter.listen()
             fleet.host("bad.example", squatter.getsockname()[1])
             refused = until(lambda: (one := fleet.deployment(3)) and one["error"] and one)
@@ -157,3 +166,86 @@ def test_a_host_is_served_a_reload_done_and_a_conflict_rolled_back(tmp_path: Pat
             assert (complaint["level"], complaint["agent_id"]) == ("emerg", fleet.enrolled["agent_id"])
             assert "bind()" in complaint["message"], "NGINX's own words reach whoever asks"
         assert [line for line in server.logged() if line.get("level") == "error"] == []
+
+
+def test_a_host_whose_port_is_taken_is_set_aside_told_everywhere_and_comes_on_request(tmp_path: Path) -> None:
+    port = free_port()
+    with (
+        running_server(tmp_path / "server", "--only", "proxies", admin_password=PASSWORD) as server,
+        socket.socket() as squatter,
+        backend() as address,
+    ):
+        squatter.bind(("127.0.0.1", free_port()))
+        squatter.listen()
+        taken = squatter.getsockname()[1]
+        fleet = Fleet(server, tmp_path, address)
+        fleet.host("late.example", taken)
+        fleet.host("good.example", port)
+        with contextlib.closing(fleet.web), fleet.running_agent():
+            until(lambda: served(port, "good.example") == "hello")
+            agent_id = fleet.enrolled["agent_id"]
+            done = until(lambda: (one := fleet.deployment(3)) and one["state"] == "success" and one)
+            (part,) = done["set_aside"]
+            assert "bind()" in done["set_aside"][part]
+            host = fleet.web.get(f"/virtual-hosts/{part.removeprefix('virtual_host/')}").json()
+            assert (host["server_name"], host["set_aside"][0]["agent_id"]) == ("late.example", agent_id)
+            told = f"alert set_aside:{part}: "
+            until(lambda: any(one.startswith(told) for one in fleet.agent().get("reasons", ())))
+            assert fleet.agent()["state"] == "degraded"
+            explained = fleet.web.get(f"/agents/{agent_id}/explain").json()
+            assert [one["code"] for one in explained["findings"]] in (["SET_ASIDE"], ["APPLYING"], ["SENT"])
+
+            def rows() -> list[tuple[bool, list[str]]]:
+                found = fleet.web.get(f"/workspaces/{fleet.workspace}/configs/3/agents").json()["data"]
+                return [(row["in_service"], list(row.get("set_aside", ()))) for row in found]
+
+            until(lambda: rows() == [(True, [part])])
+
+            squatter.close()
+            until(lambda: fleet.deployment(3)["state"] == "success")
+            fleet.post(f"/agents/{agent_id}/retry", status=200)
+            until(lambda: served(taken, "late.example") == "hello")
+            until(lambda: "set_aside" not in fleet.deployment(3))
+            until(lambda: not any("set_aside" in one for one in fleet.agent().get("reasons", [])))
+            kinds = [one["type"] for one in fleet.web.get(f"/agents/{agent_id}/events").json()["data"]]
+            assert "agent.started" in kinds
+
+
+def fleetplane(*arguments: str | Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fleetplane.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_after_a_backup_was_restored_agents_are_brought_to_what_it_says(tmp_path: Path) -> None:
+    port, lost_port, agents_port = free_port(), free_port(), free_port()
+    data, copy = tmp_path / "server", tmp_path / "copy.tar"
+    options = ("--only", "proxies", "--set", f"listeners.proxy-agents.addresses=127.0.0.1:{agents_port}")
+    with backend() as address:
+        with running_server(data, *options, admin_password=PASSWORD) as server:
+            fleet = Fleet(server, tmp_path, address)
+            with contextlib.closing(fleet.web), fleet.running_agent():
+                fleet.host("kept.example", port)
+                until(lambda: (one := fleet.deployment(2)) and one["state"] == "success")
+                fleetplane("backup", copy, "--data-dir", data)
+                for name in ("lost.example", "lost-too.example"):
+                    fleet.host(name, lost_port)
+                until(lambda: served(lost_port, "lost.example") == "hello")
+                until(lambda: (fleet.agent()["health"] or {}).get("config_version") == 4)
+            server.stop()
+        fleetplane("restore", copy, "--data-dir", data, "--replace")
+        with running_server(data, *options, admin_password=PASSWORD) as server:
+            fleet.log_in(server)
+            with contextlib.closing(fleet.web), fleet.running_agent():
+                until(lambda: (fleet.agent()["health"] or {}).get("config_version") == 5)
+                assert (served(port, "kept.example"), served(lost_port, "lost.example")) == ("hello", None)
+                versions = fleet.web.get(f"/workspaces/{fleet.workspace}/configs").json()["data"]
+                assert (versions[0]["version"], versions[0]["cause"]) == (5, "agent.ahead")
+                fleet.host("next.example", lost_port)
+                until(lambda: served(lost_port, "next.example") == "hello")
+                assert fleet.deployment(6) is not None

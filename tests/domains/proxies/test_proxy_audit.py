@@ -8,13 +8,13 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
-from agents_rig import BOSS
-from events_rig import events_rig
-from proxy_api import ADMIN_EMAIL, ADMIN_PASSWORD, HOST, UPSTREAM, Api, rest_api
+from support.instances.agents_rig import BOSS
+from support.proxies.events_rig import events_rig
+from support.proxies.proxy_api import ADMIN_EMAIL, ADMIN_PASSWORD, HOST, UPSTREAM, Api, rest_api
 
-from fleetplane.domains.proxies.audit_changes import FIELDS_LIMIT, MASK, VALUE_LIMIT_BYTES, changes, masked
-from fleetplane.domains.proxies.audit_notes import SLOTS, AuditNotes
-from fleetplane.domains.proxies.kinds import (
+from fleetplane.domains.proxies.audit.changes import FIELDS_LIMIT, MASK, VALUE_LIMIT_BYTES, changes, masked
+from fleetplane.domains.proxies.audit.notes import SLOTS, AuditNotes
+from fleetplane.domains.proxies.kinds.records import (
     AGENT_TOKEN,
     AUDIT_NOTE,
     SETTINGS,
@@ -22,7 +22,8 @@ from fleetplane.domains.proxies.kinds import (
     SettingsSpec,
     VirtualHostSpec,
 )
-from fleetplane.kernel.audit import read, verify_file
+from fleetplane.kernel.audit.chain import read
+from fleetplane.kernel.audit.files import verify_file
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.resources import AnyKind, AnyResource, Resource
@@ -97,16 +98,15 @@ async def test_no_secret_that_anyone_gave_or_got_is_in_the_log(tmp_path: Path) -
         token = await api.admin.post("/api-tokens", {"organization_id": organization, "name": "t"})
         header = {"name": "Authorization", "value": f"Bearer {SECRET}", "always": False}
         location = {
-            "path": "/", "proxy_pass": f"http://backend:80/?token={SECRET}",
+            "path": "/",
+            "proxy_pass": f"http://backend:80/?token={SECRET}",
             "custom_headers": [header, {"name": "X-Plain", "value": "seen", "always": False}],
             "custom_directives": {"proxy_set_header": f"X-Api-Key {SECRET}"},
-        }  # fmt: skip
+        }
         host = {**HOST, "locations": [location]}
         await api.admin.post(f"{below}/virtual-hosts", host)
         settings = await api.admin.call("PUT", f"{below}/settings", {"env_vars": {"DB_PASS": SECRET}})
-        await api.admin.post(
-            "/users", {"email": "x@example.com", "password": SECRET}
-        )  # fmt: skip
+        await api.admin.post("/users", {"email": "x@example.com", "password": SECRET})
         page = await log(api, organization, "?limit=1000")
 
     assert settings.status_code == 200, settings.text
@@ -139,23 +139,40 @@ async def test_no_secret_that_anyone_gave_or_got_is_in_the_log(tmp_path: Path) -
         ("text", "nxmesh_pat_abcdefghijkl", "nxmesh_pat_***"),
         ("text", "-----BEGIN EC PRIVATE KEY-----\nMHc\n-----END EC PRIVATE KEY-----", MASK),
         ("env_vars", {"HOME": "/root"}, {"HOME": MASK}),
-        ("nginx_directives", {"gzip": "on", "proxy_set_header": "Authorization x"},
-         {"gzip": "on", "proxy_set_header": MASK}),
+        (
+            "nginx_directives",
+            {"gzip": "on", "proxy_set_header": "Authorization x"},
+            {"gzip": "on", "proxy_set_header": MASK},
+        ),
         ("labels", {"env": "production", "token": "x"}, {"env": "production", "token": MASK}),
-        ("locations", [{"path": "/", "headers": {"name": "Cookie", "value": "x"}}],
-         [{"path": "/", "headers": {"name": "Cookie", "value": MASK}}]),
+        (
+            "locations",
+            [{"path": "/", "headers": {"name": "Cookie", "value": "x"}}],
+            [{"path": "/", "headers": {"name": "Cookie", "value": MASK}}],
+        ),
         ("nothing", None, None),
     ],
-)  # fmt: skip
+)
 def test_what_is_called_or_looks_like_a_secret_is_masked(name: str, value: Any, told: Any) -> None:
     assert masked(value, name) == told
 
 
 def resource(kind: AnyKind, spec: Any) -> AnyResource:
     return Resource(
-        kind=kind.name, scope="org/o/ws/w", name="n", uid="0" * 32, labels={}, spec=spec, status=None,
-        conditions=(), revision=1, created_revision=1, generation=1, created_at_ns=0, updated_at_ns=0,
-    )  # fmt: skip
+        kind=kind.name,
+        scope="org/o/ws/w",
+        name="n",
+        uid="0" * 32,
+        labels={},
+        spec=spec,
+        status=None,
+        conditions=(),
+        revision=1,
+        created_revision=1,
+        generation=1,
+        created_at_ns=0,
+        updated_at_ns=0,
+    )
 
 
 def test_kinds_that_hold_what_nobody_should_know_are_not_described_at_all() -> None:
@@ -183,9 +200,10 @@ async def test_a_request_cannot_write_its_own_circumstances_into_the_chain(tmp_p
     """Not even the one that logs in, which has no caller yet."""
     async with rest_api(tmp_path) as api:
         answer = await api.http.post(
-            "/v1/auth/login", json={"email": ADMIN_EMAIL, "password": ADMIN_PASSWORD},
+            "/v1/auth/login",
+            json={"email": ADMIN_EMAIL, "password": ADMIN_PASSWORD},
             headers={"x-request-id": "r&ip=6.6.6.6"},
-        )  # fmt: skip
+        )
         entries = [read(row) async for row in api.store.audit()]
     assert answer.status_code == 200
     (login,) = [entry for entry in entries if entry.actor.startswith("login?")]
@@ -209,6 +227,9 @@ async def test_administrators_hear_of_what_was_done_and_others_do_not(tmp_path: 
         first = await viewer.next()
 
     about = heard["data"]
+    revision = about.pop("revision")
+    assert revision > host.revision, "every event of a write has a revision of its own"
+    assert about.pop("cursor").startswith(f"{revision}.")
     assert about == {
         "action": "virtual_host.create",
         "actor": {"type": "user", "id": "boss"},
@@ -216,7 +237,6 @@ async def test_administrators_hear_of_what_was_done_and_others_do_not(tmp_path: 
         "organization_id": rig.organization,
         "workspace_id": rig.workspace,
         "request_id": "req-7",
-        "revision": host.revision,
     }
     assert first["type"] == "virtual_host.created", "the viewer heard that, and of no audit before it"
 

@@ -10,12 +10,11 @@ import msgspec
 import pytest
 
 from fleetplane.domains.proxies import options
+from fleetplane.domains.proxies.acme.assembly import AcmeOptions
 from fleetplane.domains.proxies.acme.orders import AuthorityOptions
-from fleetplane.domains.proxies.acme.side import AcmeOptions
-from fleetplane.domains.proxies.rest_side import RestOptions
+from fleetplane.domains.proxies.rest.assembly import RestOptions
+from fleetplane.domains.proxies.settings import ProxyAgentsSettings, ProxySettings
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.domains import ProxySettings
-from fleetplane.sections.listeners import ProxyAgentsSettings
 
 REST = RestOptions(version="1", admin_password="correct horse battery")
 ACME = AcmeOptions(challenge_listen=("127.0.0.1:0", "[::1]:8996"), challenge_address="10.0.0.5:8996")
@@ -91,3 +90,20 @@ def test_every_setting_is_documented() -> None:
         f"listeners.proxy-agents.{one.encode_name}" for one in msgspec.structs.fields(ProxyAgentsSettings)
     ]
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"event_sockets": 0}, "proxies.event_sockets"),
+        ({"event_sockets_per_caller": 0}, "proxies.event_sockets_per_caller"),
+        ({"event_patterns": 0}, "proxies.event_patterns"),
+        ({"event_subscriptions": 0}, "proxies.event_subscriptions"),
+        ({"cpu_warning_percent": 96.0}, "proxies.cpu_critical_percent"),
+        ({"disk_warning_percent": -1.0}, "proxies.disk_warning_percent"),
+        ({"critical_after_seconds": -1.0}, "proxies.critical_after_seconds"),
+    ],
+)
+def test_limits_and_thresholds_that_make_no_sense_are_refused(given: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        ProxySettings(**given)

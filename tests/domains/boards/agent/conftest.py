@@ -4,10 +4,16 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from board_node_rig import NodeRig, configured, node_rig
-from boards_rig import BoardsRig, boards_rig
-from gpio_rigs import DoubleRig, GpioRig, SimulatedRig, kernel_simulator, why_no_kernel_simulator
-from node_calls import COMMANDS
+from support.boards.board_node_rig import NodeRig, configured, node_rig
+from support.boards.boards_rig import BoardsRig, boards_rig
+from support.boards.gpio_rigs import (
+    DoubleRig,
+    GpioRig,
+    SimulatedRig,
+    kernel_simulator,
+    why_no_kernel_simulator,
+)
+from support.boards.node_calls import COMMANDS
 
 
 @pytest.fixture(params=["simulated", "gpiod-double", "gpio-sim"])

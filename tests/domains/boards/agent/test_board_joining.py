@@ -10,17 +10,17 @@ from typing import Any
 
 import grpc
 import pytest
-from board_node_rig import configured, joined, make_parts
-from boards_rig import BOSS, BoardsRig, boards_rig
-from throwaway_ca import ThrowawayCa
+from support.boards.board_node_rig import configured, joined, make_parts
+from support.boards.boards_rig import BOSS, BoardsRig, boards_rig
+from support.shared.throwaway_ca import ThrowawayCa
 
-from fleetplane.domains.boards.agent import link
-from fleetplane.domains.boards.agent.assembly import Parts, introduced_now
+from fleetplane.domains.boards.agent import trust as link
+from fleetplane.domains.boards.agent.assembly import BoardAgentParts, introduced_now
 from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
-from fleetplane.domains.boards.agent.identity_folder import IdentityFolder
+from fleetplane.domains.boards.agent.membership import IdentityFolder
 from fleetplane.domains.boards.agent.registration import Joiner
 from fleetplane.domains.boards.core import BoardOptions
-from fleetplane.domains.boards.registry import status_of
+from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.kernel.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -41,7 +41,7 @@ async def server(tmp_path: Path) -> AsyncIterator[BoardsRig]:
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Parts:
+def parts(tmp_path: Path) -> BoardAgentParts:
     return make_parts(tmp_path / "node", configured(), SimulatedBoard())
 
 
@@ -50,7 +50,7 @@ def modes(folder: IdentityFolder) -> set[int]:
 
 
 async def test_a_token_makes_a_member_and_everything_is_the_owners_alone(
-    parts: Parts, server: BoardsRig
+    parts: BoardAgentParts, server: BoardsRig
 ) -> None:
     membership = await joined(parts, server)
 
@@ -64,7 +64,7 @@ async def test_a_token_makes_a_member_and_everything_is_the_owners_alone(
 
 
 async def test_another_server_learns_nothing_of_the_token(
-    parts: Parts, server: BoardsRig, tmp_path: Path
+    parts: BoardAgentParts, server: BoardsRig, tmp_path: Path
 ) -> None:
     certificate, key = ThrowawayCa().server(tmp_path)
     heard: list[Any] = []
@@ -85,7 +85,7 @@ async def test_another_server_learns_nothing_of_the_token(
 
 
 async def test_who_only_shows_the_authority_but_has_no_certificate_of_it_gets_nothing(
-    parts: Parts, server: BoardsRig, tmp_path: Path
+    parts: BoardAgentParts, server: BoardsRig, tmp_path: Path
 ) -> None:
     """The authority's certificate is public; what counts is a certificate made by it for that name."""
     certificate, key = ThrowawayCa().server(tmp_path)
@@ -108,7 +108,7 @@ async def test_who_only_shows_the_authority_but_has_no_certificate_of_it_gets_no
 
 
 async def test_a_board_with_a_server_certificate_cannot_pose_as_the_server(
-    parts: Parts, server: BoardsRig, tmp_path: Path
+    parts: BoardAgentParts, server: BoardsRig, tmp_path: Path
 ) -> None:
     evil = await server.join("evil")
     key, certificate = tmp_path / "evil.key", tmp_path / "evil.crt"
@@ -131,7 +131,7 @@ async def test_a_board_with_a_server_certificate_cannot_pose_as_the_server(
     assert heard == []
 
 
-async def test_what_is_no_token_or_no_server_is_told(parts: Parts, server: BoardsRig) -> None:
+async def test_what_is_no_token_or_no_server_is_told(parts: BoardAgentParts, server: BoardsRig) -> None:
     joiner, me = Joiner(parts.folder, parts.clock), introduced_now(parts, server.address)
     with pytest.raises(InvalidArgument, match="no join token"):
         await joiner.join("hello", server.address, me)
@@ -146,22 +146,24 @@ async def test_what_is_no_token_or_no_server_is_told(parts: Parts, server: Board
     other = make_parts(
         parts.folder.root.parent / "other", configured(node={"name": "pi-2"}), SimulatedBoard()
     )
-    with pytest.raises(link.Refused, match="UNAUTHENTICATED"):
+    with pytest.raises(link.RefusedByServer, match="UNAUTHENTICATED"):
         await Joiner(other.folder, other.clock).join(
             used, server.address, introduced_now(other, server.address)
         )
 
 
-async def test_a_lost_answer_is_asked_for_again_with_the_same_key(parts: Parts, server: BoardsRig) -> None:
+async def test_a_lost_answer_is_asked_for_again_with_the_same_key(
+    parts: BoardAgentParts, server: BoardsRig
+) -> None:
     token, joiner = await server.token(), Joiner(parts.folder, parts.clock)
     me = introduced_now(parts, server.address)
     first = await joiner.join(token, server.address, me)
-    for lost in (parts.folder.membership, parts.folder.certificate, parts.folder.authority):
+    for lost in (parts.folder.membership, parts.folder.certificate_file, parts.folder.authority_file):
         lost.unlink()
     assert (await joiner.join(token, server.address, me)).node_id == first.node_id
 
 
-async def test_a_board_with_another_key_waits_for_approval(parts: Parts, server: BoardsRig) -> None:
+async def test_a_board_with_another_key_waits_for_approval(parts: BoardAgentParts, server: BoardsRig) -> None:
     await joined(parts, server)
     parts.folder.forget()
     joiner, me = Joiner(parts.folder, parts.clock), introduced_now(parts, server.address)
@@ -174,24 +176,26 @@ async def test_a_board_with_another_key_waits_for_approval(parts: Parts, server:
     assert (await joiner.join(token, server.address, me)).node_id == 1
 
 
-async def test_a_certificate_that_is_not_for_us_is_not_kept(parts: Parts, server: BoardsRig) -> None:
+async def test_a_certificate_that_is_not_for_us_is_not_kept(
+    parts: BoardAgentParts, server: BoardsRig
+) -> None:
     await joined(parts, server)
     other = await server.join("pi-2")
-    trust, before = server.kernel.authority.trust_pem, parts.folder.certificate.read_bytes()
+    trust, before = server.kernel.authority.trust_pem, parts.folder.certificate_file.read_bytes()
     with pytest.raises(IntegrityError, match="another key"):
         parts.folder.store_certificate(other.certificate, trust, node_id=2)
     with pytest.raises(IntegrityError, match="not for node 7"):
         parts.folder.store_certificate(before, trust, node_id=7)
-    with pytest.raises(IntegrityError, match="not signed"):
+    with pytest.raises(IntegrityError, match="not from the authority"):
         parts.folder.store_certificate(before, ThrowawayCa().pem, node_id=1)
     with pytest.raises(IntegrityError, match="only others"):
-        parts.folder.store_authority(ThrowawayCa().pem)
+        parts.folder.trust(ThrowawayCa().pem)
     with pytest.raises(IntegrityError, match="no certificate"):
         parts.folder.store_certificate(b"x", trust, node_id=1)
-    assert parts.folder.certificate.read_bytes() == before
+    assert parts.folder.certificate_file.read_bytes() == before
 
 
-async def test_two_agents_do_not_share_a_folder(parts: Parts) -> None:
+async def test_two_agents_do_not_share_a_folder(parts: BoardAgentParts) -> None:
     with parts.folder.alone(), pytest.raises(Unavailable, match="another agent"), parts.folder.alone():
         pass
 
@@ -222,5 +226,5 @@ def test_calls_that_will_never_work_are_told_from_those_that_may() -> None:
     def failed(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
         return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details="why")
 
-    assert isinstance(link.explained(failed(grpc.StatusCode.UNAUTHENTICATED)), link.Refused)
-    assert isinstance(link.explained(failed(grpc.StatusCode.UNAVAILABLE)), link.OutOfReach)
+    assert isinstance(link.translated(failed(grpc.StatusCode.UNAUTHENTICATED)), link.RefusedByServer)
+    assert isinstance(link.translated(failed(grpc.StatusCode.UNAVAILABLE)), link.OutOfReach)

@@ -6,18 +6,18 @@ import errno
 import importlib.util
 
 import pytest
-from bus_rigs import SpiDevDouble, smbus_double
+from support.boards.bus_rigs import SpiDevDouble, smbus_double
 
-from fleetplane.domains.boards.agent.bus_ports import SmbusPort, SpidevPort, open_i2c, open_spi
-from fleetplane.domains.boards.agent.buses import BusEntry, Buses, BusPolicy
-from fleetplane.domains.boards.agent.gpio.faults import (
+from fleetplane.domains.boards.agent.buses.buses import BusEntry, Buses, BusPolicy
+from fleetplane.domains.boards.agent.buses.ports import SmbusPort, SpidevPort, open_i2c, open_spi
+from fleetplane.domains.boards.agent.buses.simulated import SimulatedI2c, SimulatedSpi
+from fleetplane.domains.boards.agent.gpio.errors import (
     AccessRefused,
     ChipMissing,
     HardwareFailed,
     HardwareUnsupported,
     NobodyAnswers,
 )
-from fleetplane.domains.boards.agent.simulated_buses import SimulatedI2c, SimulatedSpi
 from fleetplane.kernel.errors import InvalidArgument, PermissionDenied
 from fleetplane.sim.clock import VirtualClock
 
@@ -184,7 +184,7 @@ def test_without_its_package_spi_says_what_to_install() -> None:
         pytest.skip("spidev is installed here")
     with pytest.raises(HardwareUnsupported, match="spidev is not installed") as caught:
         open_spi(0)
-    assert "fleetplane[spi]" in caught.value.advice
+    assert "fleetplane-agent[spi]" in caught.value.advice
 
 
 def test_the_real_i2c_package_reports_a_bus_that_is_not_there() -> None:

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from board_node_rig import LOCAL, NodeRig, configured, node_rig
-from boards_rig import BoardsRig
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from node_calls import (
+from support.boards.board_node_rig import LOCAL, NodeRig, configured, node_rig
+from support.boards.boards_rig import BoardsRig
+from support.boards.node_calls import (
     CODE,
     HIGH,
     READ,
@@ -39,12 +39,12 @@ async def test_both_services_health_and_reflection_answer_on_one_port(rig: NodeR
 
 
 async def test_without_a_certificate_of_ours_nobody_gets_in(rig: NodeRig) -> None:
-    from throwaway_ca import ThrowawayCa, key_pem, make_key
+    from support.shared.throwaway_ca import ThrowawayCa, key_pem, make_key
 
     foreign, key = ThrowawayCa(), make_key("p256")
     certificate = foreign.client(key.public_key(), "boss")
     for channel in (await rig.channel(), await rig.channel(key_pem(key), certificate)):
-        failure = await failing(boards_pb2_grpc.NodeAgentStub(channel).HealthCheck(pb.Empty(), timeout=5))
+        failure = await failing(boards_pb2_grpc.NodeAgentStub(channel).HealthCheck(pb.Empty(), timeout=60))
         assert failure.code is CODE.UNAVAILABLE
 
 
@@ -117,13 +117,13 @@ async def test_the_owner_can_keep_someone_out(tmp_path: Path, server: BoardsRig)
 async def test_the_board_is_believed_for_its_certificate_and_no_other_name(
     rig: NodeRig, server: BoardsRig
 ) -> None:
-    from fleetplane.domains.boards import credentials
+    from fleetplane.domains.boards.joining import credentials
 
     certificate, key = credentials.issue_to_self(server.kernel.authority, "main", days=1)
     secure = grpc.ssl_channel_credentials(server.kernel.authority.trust_pem, key, certificate)
     options = [("grpc.ssl_target_name_override", credentials.host_of(2))]
     async with grpc.aio.secure_channel(rig.address(rig.ports.tls), secure, options=options) as channel:
-        failure = await failing(boards_pb2_grpc.NodeAgentStub(channel).HealthCheck(pb.Empty(), timeout=5))
+        failure = await failing(boards_pb2_grpc.NodeAgentStub(channel).HealthCheck(pb.Empty(), timeout=60))
     assert failure.code is CODE.UNAVAILABLE
 
 

@@ -1,4 +1,4 @@
-"""Small parts of the node's agent: health, the audit log, requests done once, the outbox."""
+"""Small parts of the node's agent: health, the audit log, requests done once."""
 
 from __future__ import annotations
 
@@ -11,25 +11,35 @@ from typing import Any
 import pytest
 import structlog
 
-from fleetplane.domains.boards.agent import audit_trail, health, once
-from fleetplane.domains.boards.agent.audit_trail import AuditTrail
+from fleetplane.domains.boards.agent import audit as audit_trail
+from fleetplane.domains.boards.agent import health
+from fleetplane.domains.boards.agent.audit import AuditTrail
+from fleetplane.domains.boards.agent.grpc import once
+from fleetplane.domains.boards.agent.grpc.once import Once
 from fleetplane.domains.boards.agent.health import Facts, Status, assess
-from fleetplane.domains.boards.agent.metrics import Disk, Power, Reserve, Snapshot, Storage, Zone
-from fleetplane.domains.boards.agent.once import Once
-from fleetplane.domains.boards.agent.outbox import Outbox
-from fleetplane.domains.boards.agent.wire_messages import uptime
-from fleetplane.gen.boards import boards_pb2 as pb
+from fleetplane.domains.boards.agent.metrics.values import Power, Reserve, Snapshot, Storage, Zone
+from fleetplane.domains.boards.agent.wire.messages import uptime
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import Conflict, InvalidArgument, PermissionDenied, Unavailable
+from fleetplane.node.host.values import Disk
 
 NOW = 1_000_000.0
 
 
 def disk(percent: float) -> Disk:
     return Disk(
-        device="", mountpoint="/", filesystem="", total_bytes=1, used_bytes=1, free_bytes=0,
-        usage_percent=percent, inodes_total=0, inodes_used=0, inodes_free=0, inodes_usage_percent=0,
-    )  # fmt: skip
+        device="",
+        mountpoint="/",
+        filesystem="",
+        total_bytes=1,
+        used_bytes=1,
+        free_bytes=0,
+        usage_percent=percent,
+        inodes_total=0,
+        inodes_used=0,
+        inodes_free=0,
+        inodes_usage_percent=0,
+    )
 
 
 def snapshot(**more: Any) -> Snapshot:
@@ -38,10 +48,17 @@ def snapshot(**more: Any) -> Snapshot:
 
 def facts(**more: Any) -> Facts:
     known: dict[str, Any] = {
-        "now": NOW, "gpio_wanted": True, "gpio_available": True, "gpio_reason": "", "snapshot": snapshot(),
-        "log_sources": ("agent",), "journal_reason": "", "audit_lost": 0,
-        "certificate_begins": NOW - 10, "certificate_ends": NOW + 1000,
-    }  # fmt: skip
+        "now": NOW,
+        "gpio_wanted": True,
+        "gpio_available": True,
+        "gpio_reason": "",
+        "snapshot": snapshot(),
+        "log_sources": ("agent",),
+        "journal_reason": "",
+        "audit_lost": 0,
+        "certificate_begins": NOW - 10,
+        "certificate_ends": NOW + 1000,
+    }
     return Facts(**{**known, **more})
 
 
@@ -232,18 +249,3 @@ async def test_what_is_remembered_is_bounded_by_number_size_and_time() -> None:
     await acts.do("me", "19", b"", act)
     assert calls == 21
     assert len(acts._acts) == 1
-
-
-# The outbox.
-
-
-async def test_reports_wait_in_order_and_the_oldest_go() -> None:
-    box = Outbox(limit=3)
-    for number in range(5):
-        box.add(pb.HealthReport(sequence=number))
-    assert (len(box), box.dropped) == (3, 2)
-    oldest = await box.oldest()
-    assert oldest.sequence == 2
-    box.add(pb.HealthReport(sequence=5))  # while it was on its way, it had to go
-    box.delivered(oldest)
-    assert (await box.oldest()).sequence == 3

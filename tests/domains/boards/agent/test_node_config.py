@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fleetplane.domains.boards.agent import node_config
-from fleetplane.domains.boards.agent.command_rules import Asked, CommandPolicy, Free, decide
-from fleetplane.domains.boards.agent.diagnostics import RULES, diagnostics
-from fleetplane.domains.boards.agent.node_config import Driver
-from fleetplane.domains.boards.agent.pin_rules import Operation, SafeState
+from fleetplane.domains.boards.agent import config as node_config
+from fleetplane.domains.boards.agent.commands.diagnostics import RULES, diagnostics
+from fleetplane.domains.boards.agent.commands.rules import Asked, CommandPolicy, Free, decide
+from fleetplane.domains.boards.agent.config import Driver
+from fleetplane.domains.boards.agent.pins.rules import Operation, SafeState
 from fleetplane.kernel.errors import PermissionDenied, SettingsError
 
 WHOLE = """
@@ -136,19 +136,33 @@ def test_the_shipped_profile_looks_and_changes_nothing() -> None:
         return True
 
     for good in (
-        ("uptime",), ("df", "-h"), ("free", "-m"), ("ip", "addr"), ("ip", "-4", "route"), ("ss", "-tlnp"),
-        ("journalctl", "--no-pager", "-n", "50", "-u", "k3s.service"), ("vcgencmd", "get_throttled"),
-        ("k3s", "kubectl", "get", "nodes", "-o", "wide"), ("systemctl", "is-active", "k3s"),
+        ("uptime",),
+        ("df", "-h"),
+        ("free", "-m"),
+        ("ip", "addr"),
+        ("ip", "-4", "route"),
+        ("ss", "-tlnp"),
+        ("journalctl", "--no-pager", "-n", "50", "-u", "k3s.service"),
+        ("vcgencmd", "get_throttled"),
+        ("k3s", "kubectl", "get", "nodes", "-o", "wide"),
+        ("systemctl", "is-active", "k3s"),
         ("systemctl", "--no-pager", "status", "ssh.service"),
-    ):  # fmt: skip
+    ):
         assert allowed(*good), good
     for bad in (
-        ("ip", "link", "set", "eth0", "down"), ("ip", "netns"), ("journalctl", "--vacuum-time=1s"),
-        ("journalctl", "--no-pager", "-n", "5", "-u", "--flush"), ("vcgencmd", "otp_dump"),
-        ("systemctl", "stop", "ssh"), ("systemctl", "is-active", "--root=/tmp"), ("ss", "-K"),
-        ("k3s", "kubectl", "delete", "nodes"), ("k3s", "kubectl", "get", "secrets"),
-        ("uname", "--help"), ("df", "-h", "/etc"),
-    ):  # fmt: skip
+        ("ip", "link", "set", "eth0", "down"),
+        ("ip", "netns"),
+        ("journalctl", "--vacuum-time=1s"),
+        ("journalctl", "--no-pager", "-n", "5", "-u", "--flush"),
+        ("vcgencmd", "otp_dump"),
+        ("systemctl", "stop", "ssh"),
+        ("systemctl", "is-active", "--root=/tmp"),
+        ("ss", "-K"),
+        ("k3s", "kubectl", "delete", "nodes"),
+        ("k3s", "kubectl", "get", "secrets"),
+        ("uname", "--help"),
+        ("df", "-h", "/etc"),
+    ):
         assert not allowed(*bad), bad
 
 

@@ -12,15 +12,30 @@ from fleetplane.domains.boards.kinds import BoardRole
 from fleetplane.domains.boards.provisioning import plan, preflight
 from fleetplane.domains.boards.provisioning.options import read
 from fleetplane.domains.boards.provisioning.plan import Host
+from fleetplane.domains.boards.provisioning.policy import Installer
 from fleetplane.domains.boards.provisioning.preflight import Findings, Places, edited_cmdline, judge
 from fleetplane.kernel.errors import InvalidArgument
 
 PI = Host(address="10.0.0.7", user="pi")
 ROOT = Host(address="10.0.0.7", user="root")
+INSTALLER = Installer(url="https://get.k3s.io", sha256="ab" * 32)
+CURL = "curl --fail --silent --show-error --location --proto =https,file"
+FETCHED = f"""set -eu
+folder=$(mktemp -d)
+trap 'rm -rf -- "$folder"' EXIT
+trap 'exit 129' HUP INT TERM
+{CURL} https://get.k3s.io --output "$folder/install.sh"
+echo "{"ab" * 32}  $folder/install.sh" | sha256sum -c - >/dev/null || {{
+    echo 'the installer is not the one that is allowed: its SHA-256 differs' >&2; exit 1; }}
+"""
 FIT = Findings(
-    architecture="aarch64", memory_bytes=4 * 1024**3, disk_bytes=20 * 1024**3, clock_seconds=1000.0,
-    memory_cgroup=True, sudo=True,
-)  # fmt: skip
+    architecture="aarch64",
+    memory_bytes=4 * 1024**3,
+    disk_bytes=20 * 1024**3,
+    clock_seconds=1000.0,
+    memory_cgroup=True,
+    sudo=True,
+)
 
 
 def commands(steps: tuple[plan.Step, ...]) -> dict[str, tuple[str, ...]]:
@@ -29,22 +44,15 @@ def commands(steps: tuple[plan.Step, ...]) -> dict[str, tuple[str, ...]]:
 
 def test_the_exact_commands_of_a_server() -> None:
     options = read({"tls_san": "pi.local, 10.0.0.9", "disable_components": "traefik"}, version="v1.31.4+k3s1")
-    assert commands(plan.install(ROOT, BoardRole.MASTER, options)) == {
+    assert commands(plan.install(ROOT, BoardRole.MASTER, options, INSTALLER)) == {
         "reboot": ("reboot",),
         "packages": ("command -v curl >/dev/null || { apt-get update && apt-get install -y curl; }",),
-        "fetch": (
-            (
-                "curl --fail --silent --show-error --location --proto =https,file"
-                " --output /tmp/fleetplane-k3s-install.sh https://get.k3s.io"
-            ),
-        ),
         "install": (
-            (
-                "env INSTALL_K3S_CHANNEL=stable INSTALL_K3S_SKIP_START=true INSTALL_K3S_VERSION=v1.31.4+k3s1"
-                " sh /tmp/fleetplane-k3s-install.sh server --node-ip=10.0.0.7 --data-dir=/var/lib/rancher/k3s"
-                " --advertise-address=10.0.0.7 --write-kubeconfig=/etc/rancher/k3s/k3s.yaml"
-                " --write-kubeconfig-mode=600 --tls-san=pi.local --tls-san=10.0.0.9 --disable=traefik"
-            ),
+            FETCHED
+            + "env INSTALL_K3S_CHANNEL=stable INSTALL_K3S_SKIP_START=true INSTALL_K3S_VERSION=v1.31.4+k3s1"
+            ' sh "$folder/install.sh" server --node-ip=10.0.0.7 --data-dir=/var/lib/rancher/k3s'
+            " --advertise-address=10.0.0.7 --write-kubeconfig=/etc/rancher/k3s/k3s.yaml"
+            " --write-kubeconfig-mode=600 --tls-san=pi.local --tls-san=10.0.0.9 --disable=traefik",
         ),
         "start": ("systemctl enable --now k3s",),
         "ready": ("k3s kubectl get nodes --no-headers",),
@@ -57,7 +65,7 @@ def test_the_exact_commands_of_a_server() -> None:
 
 
 def test_the_exact_commands_of_a_worker_and_no_secret_in_them() -> None:
-    steps = plan.install(PI, BoardRole.WORKER, read({}), server_url="https://10.0.0.1:6443")
+    steps = plan.install(PI, BoardRole.WORKER, read({}), INSTALLER, server_url="https://10.0.0.1:6443")
     made = commands(steps)
     assert made["join-token"] == (
         (
@@ -65,12 +73,12 @@ def test_the_exact_commands_of_a_worker_and_no_secret_in_them() -> None:
             " && cat > /etc/rancher/k3s/fleetplane-join-token'"
         ),
     )
-    assert made["install"] == (
-        (
-            "sudo -n sh -c 'env INSTALL_K3S_CHANNEL=stable INSTALL_K3S_SKIP_START=true"
-            " K3S_TOKEN_FILE=/etc/rancher/k3s/fleetplane-join-token K3S_URL=https://10.0.0.1:6443"
-            " sh /tmp/fleetplane-k3s-install.sh agent --node-ip=10.0.0.7 --data-dir=/var/lib/rancher/k3s'"
-        ),
+    (install,) = made["install"]
+    assert shlex.split(install)[:4] == ["sudo", "-n", "sh", "-c"]
+    assert shlex.split(install)[4] == FETCHED + (
+        "env INSTALL_K3S_CHANNEL=stable INSTALL_K3S_SKIP_START=true"
+        " K3S_TOKEN_FILE=/etc/rancher/k3s/fleetplane-join-token K3S_URL=https://10.0.0.1:6443"
+        ' sh "$folder/install.sh" agent --node-ip=10.0.0.7 --data-dir=/var/lib/rancher/k3s'
     )
     assert made["start"] == ("sudo -n sh -c 'systemctl enable --now k3s-agent'",)
     assert "collect" not in made
@@ -84,7 +92,7 @@ def test_the_exact_commands_that_take_it_all_back() -> None:
             "if [ -x /usr/local/bin/k3s-uninstall.sh ]; then /usr/local/bin/k3s-uninstall.sh; fi",
             "if [ -x /usr/local/bin/k3s-agent-uninstall.sh ]; then /usr/local/bin/k3s-agent-uninstall.sh; fi",
         ),
-        "clean": ("rm -rf -- /var/lib/rancher/k3s /etc/rancher/k3s /tmp/fleetplane-k3s-install.sh",),
+        "clean": ("rm -rf -- /var/lib/rancher/k3s /etc/rancher/k3s",),
         "verify": ("! command -v k3s >/dev/null || { echo 'k3s is still there' >&2; exit 1; }",),
     }
 
@@ -94,13 +102,14 @@ def test_the_exact_commands_that_take_it_all_back() -> None:
 )
 def test_whatever_stands_in_an_argument_stays_one_word(value: str) -> None:
     options = read({"extra_args": value})
-    steps = plan.install(PI, BoardRole.WORKER, options, server_url="https://10.0.0.1:6443")
+    steps = plan.install(PI, BoardRole.WORKER, options, INSTALLER, server_url="https://10.0.0.1:6443")
     (outer,) = commands(steps)["install"]
     program, flag, shell, minus_c, inner = shlex.split(outer)
     assert (program, flag, shell, minus_c) == ("sudo", "-n", "sh", "-c")
-    assert shlex.split(inner)[-1] == f"--{value}"
+    run = inner.splitlines()[-1]
+    assert shlex.split(run)[-1] == f"--{value}"
     said = subprocess.run(
-        ["sh", "-c", inner.replace("env ", "printf '%s\\n' ", 1)], capture_output=True, text=True, check=True
+        ["sh", "-c", run.replace("env ", "printf '%s\\n' ", 1)], capture_output=True, text=True, check=True
     )
     assert said.stdout.splitlines()[-1] == f"--{value}", "a real shell agrees"
 
@@ -120,6 +129,7 @@ def test_whatever_stands_in_an_argument_stays_one_word(value: str) -> None:
         ({"disable_components": "traefik;reboot"}, "k3s_config.disable_components"),
         ({"extra_args": "--flag"}, "k3s_config.extra_args"),
         ({"kubeconfig_mode": "rw"}, "k3s_config.kubeconfig_mode"),
+        ({"kubeconfig_mode": "644"}, "k3s_config.kubeconfig_mode"),
         ({"cluster_domain": "x\ny"}, "k3s_config.cluster_domain"),
         ({"flannel_backend": "v" * 2000}, "k3s_config.flannel_backend"),
         ({"server_url": "http://10.0.0.1:6443"}, "k3s_config.server_url"),

@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from boards_rig import boards_rig, until
-from boards_web import BoardsWeb, Json, boards_web
-from ssh_lab import TOKEN, SshLab, ssh_lab
+from support.boards.boards_rig import boards_rig, until
+from support.boards.boards_web import BoardsWeb, Json, boards_web
+from support.boards.ssh_lab import TOKEN, SshLab, ssh_lab
 
+from fleetplane.domains.boards.core import BoardOptions
 from fleetplane.domains.boards.provisioning.operations import is_over
-from fleetplane.kernel import audit
+from fleetplane.kernel.audit import chain as audit
 
 
 @pytest.fixture
@@ -22,12 +23,19 @@ def lab(tmp_path: Path) -> Iterator[SshLab]:
 
 @pytest.fixture
 async def web(tmp_path: Path, lab: SshLab) -> AsyncIterator[BoardsWeb]:
-    async with boards_rig(tmp_path, places=lab.places) as rig, boards_web(rig) as web:
+    async with (
+        boards_rig(
+            tmp_path, places=lab.places, options=BoardOptions(plain=True, provisioning=lab.policy)
+        ) as rig,
+        boards_web(rig) as web,
+    ):
         credential = lab.credential()
         body = {
-            "username": credential.user, "port": credential.port, "private_key": credential.private_key,
+            "username": credential.user,
+            "port": credential.port,
+            "private_key": credential.private_key,
             "known_hosts": credential.known_hosts,
-        }  # fmt: skip
+        }
         await web.put("/credentials/default", body)
         await web.post("/clusters", {"name": "home"})
         for name in ("one", "two"):
@@ -37,7 +45,7 @@ async def web(tmp_path: Path, lab: SshLab) -> AsyncIterator[BoardsWeb]:
 
 async def ended(web: BoardsWeb, operation: str) -> Json:
     operations = web.rig.domain.provisioning.operations
-    await until(lambda: is_over(operations.get(operation)), seconds=30)
+    await until(lambda: is_over(operations.get(operation)), seconds=60)
     found: Json = (await web.get(f"/operations/{operation}"))["data"]
     return found
 
@@ -76,9 +84,11 @@ async def test_a_cluster_is_made_followed_and_its_secrets_shown_to_administrator
         if (entry := audit.read(row)).action.startswith("boards.reveal_")
     ]
     assert actions == [
-        ("operator/boss", "boards.reveal_cluster_token"), ("operator/boss", "boards.reveal_cluster_token"),
-        ("operator/boss", "boards.reveal_kubeconfig"), ("operator/boss", "boards.reveal_kubeconfig"),
-    ]  # fmt: skip
+        ("operator/boss", "boards.reveal_cluster_token"),
+        ("operator/boss", "boards.reveal_cluster_token"),
+        ("operator/boss", "boards.reveal_kubeconfig"),
+        ("operator/boss", "boards.reveal_kubeconfig"),
+    ]
 
 
 async def test_a_rehearsal_shows_the_commands_and_does_nothing(web: BoardsWeb, lab: SshLab) -> None:

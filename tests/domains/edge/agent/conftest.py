@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import structlog
-from edge_server_double import EdgeServerDouble, edge_server
+from support.edge.edge_server_double import EdgeServerDouble, edge_server
 
 
 @pytest.fixture(autouse=True)

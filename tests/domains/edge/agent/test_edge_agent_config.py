@@ -12,9 +12,10 @@ import pytest
 import structlog
 import yaml
 
-from fleetplane.domains.edge.agent import config, template
-from fleetplane.domains.edge.agent.configuration import Configuration
-from fleetplane.domains.edge.agent.state import StateFolder
+from fleetplane.domains.edge.agent.config import document as config
+from fleetplane.domains.edge.agent.config import template
+from fleetplane.domains.edge.agent.config.layers import Configuration
+from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.kernel.errors import SettingsError
 
 NODE = "11111111-2222-4333-8444-555555555555"
@@ -155,6 +156,8 @@ def test_a_newer_push_replaces_the_one_before_as_a_whole(tmp_path: Path) -> None
         (b'{"spec":{"cluster":{"controller":{"endpoint":"evil:443"}}}}', "spec.cluster.controller"),
         (b'{"spec":{"cluster":{"edge":{"tenant_id":"u-2"}}}}', "tenant_id"),
         (b'{"spec":{"cluster":{"edge":{"server_proof":"tolerated"}}}}', "server_proof"),
+        (b'{"spec":{"cluster":{"edge":{"environment":{"BASH_ENV":"/tmp/x"}}}}}', "environment"),
+        (b'{"spec":{"cluster":{"edge":{"limits":{"processes":100000}}}}}', "limits"),
         (b'{"spec":{"cluster":{"node_keypair_path":"/tmp/k"}}}', "node_keypair_path"),
         (b'{"spec":{"cluster":{"heartbeat_interval_secs":-1}}}', "heartbeat_interval_secs"),
         (b'{"spec":{"security_contexts":[{"name":"a","deny":[]}]}}', "deny"),
@@ -188,7 +191,7 @@ def test_an_owner_may_keep_the_contexts_to_himself(tmp_path: Path) -> None:
         pinned.push("v", delta)
     free = configuration(tmp_path / "b")
     free.push("v", delta)
-    assert free.current.context("open") is not None
+    assert free.owner.context("open") is None  # which is the ceiling
 
 
 def test_the_owner_goes_before_a_push_that_no_longer_fits(tmp_path: Path) -> None:

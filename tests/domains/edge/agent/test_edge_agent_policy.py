@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetplane.domains.edge.agent.policy import (
+from fleetplane.domains.edge.agent.commands.policy import (
     Capability,
     Permit,
     RateLimit,
@@ -103,7 +103,16 @@ def test_programs_and_their_first_argument_are_taken_to_the_letter(claims: Claim
     assert isinstance(ask(context(limited), "cmd.run", claims), Permit) is permitted
 
 
-@pytest.mark.parametrize(("name", "permitted"), [("APP_MODE", True), ("LANG", True), ("PATH", False)])
+@pytest.mark.parametrize(
+    ("name", "permitted"),
+    [
+        ("APP_MODE", True),
+        ("LANG", True),
+        ("PATH", False),
+        ("APP_PAGER", False),
+        ("LC_ALL", False),
+    ],
+)
 def test_variables_are_set_only_as_listed(name: str, permitted: bool) -> None:
     held = context(Capability(tool_pattern="cmd.run", env_allowlist=("APP_*", "LANG")))
     claims = Claims(command="env", variables=(name,))

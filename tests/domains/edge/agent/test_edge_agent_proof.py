@@ -6,10 +6,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetplane.domains.edge.agent.identity import Identity
-from fleetplane.domains.edge.agent.proof import without_field
-from fleetplane.domains.edge.agent.rotation import Form, request
-from fleetplane.domains.edge.wellknown import struct_of
+from fleetplane.domains.edge.agent.identity.keyring import Identity
+from fleetplane.domains.edge.agent.identity.rotation import Form, request
+from fleetplane.domains.edge.agent.server_proof import without_field
+from fleetplane.domains.edge.wire.protobuf_types import struct_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 
 NODE = "11111111-2222-4333-8444-555555555555"

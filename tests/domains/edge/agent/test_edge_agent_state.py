@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fleetplane.domains.edge.agent import journal as journals
-from fleetplane.domains.edge.agent.journal import Journal
-from fleetplane.domains.edge.agent.outbox import Outbox
-from fleetplane.domains.edge.agent.overview import forget, overview
-from fleetplane.domains.edge.agent.state import StateFolder, new_key, public_bytes
+from fleetplane.domains.edge.agent.commands import journal as journals
+from fleetplane.domains.edge.agent.commands.journal import Journal
+from fleetplane.domains.edge.agent.commands.results import ResultOutbox
+from fleetplane.domains.edge.agent.identity.state_folder import StateFolder, new_key, public_bytes
+from fleetplane.domains.edge.agent.status import forget, overview
 from fleetplane.kernel.errors import FailedPrecondition, IntegrityError, Unavailable
 from fleetplane.sim.clock import VirtualClock
 
@@ -47,7 +47,7 @@ def test_files_that_are_too_open_are_closed(folder: StateFolder) -> None:
     folder.store_key(new_key())
     folder.key.chmod(0o644)
     folder.root.chmod(0o755)
-    assert set(folder.tighten()) == {folder.root, folder.key}
+    assert set(folder.tighten_all()) == {folder.root, folder.key}
     assert folder.key.stat().st_mode & 0o777 == 0o600
 
 
@@ -77,7 +77,7 @@ def test_a_rotated_key_goes_to_the_archive_and_from_there_in_time(folder: StateF
 HOLD = """
 import sys
 from pathlib import Path
-from fleetplane.domains.edge.agent.state import StateFolder
+from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 with StateFolder(Path(sys.argv[1])).alone():
     print("held", flush=True)
     sys.stdin.read()
@@ -98,7 +98,7 @@ def test_one_daemon_works_in_a_folder_and_the_next_is_told_which(folder: StateFo
             forget(folder, purge=False, force=False)
     finally:
         holder.kill()
-        holder.communicate(timeout=10)
+        holder.communicate(timeout=60)
     assert folder.daemon_pid() is None
 
 
@@ -197,13 +197,13 @@ class NoCarrier:
 
 async def test_a_result_goes_out_on_every_stream_until_one_has_outlived_it(tmp_path: Path) -> None:
     clock, journal = VirtualClock(), opened(tmp_path / "commands.log")
-    outbox = Outbox(journal, clock, settled_seconds=30)
+    outbox = ResultOutbox(journal, clock, settled_seconds=30)
     journal.ended("a", b"r", now=1000)
     outbox.result("a", b"r")
     for _ in range(2):
         outbox.attach(NoCarrier())
         ((command_id, result),) = outbox.unsent()
-        outbox.sent(command_id, result)
+        outbox.went_out(command_id, result)
         assert outbox.unsent() == []
         await clock.advance(29)
         outbox.settle()

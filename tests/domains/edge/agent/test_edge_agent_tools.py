@@ -8,8 +8,8 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from edge_daemon_rig import configure, enrolled, running
-from edge_server_double import EdgeServerDouble, until
+from support.edge.edge_daemon_rig import configure, enrolled, running
+from support.edge.edge_server_double import EdgeServerDouble, until
 
 from fleetplane.domains.edge.agent.tools import registry
 from fleetplane.domains.edge.agent.tools.contract import BadArguments, Call, Channel, Claims, Outcome, Tool
@@ -58,8 +58,12 @@ def entry(name: str) -> EntryPoint:
 
 def test_packages_offer_tools_and_cannot_take_a_name_that_is_given() -> None:
     assert set(registry.load([entry("Greeter"), entry("Greeter")])) == {
-        "cmd.run", "fs.read", "fs.list", "fs.write", "hello.greet",
-    }  # fmt: skip
+        "cmd.run",
+        "fs.read",
+        "fs.list",
+        "fs.write",
+        "hello.greet",
+    }
     for name, words in (
         ("Impostor", "the daemon itself"),
         ("NoTool", "claims"),

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
-from edge_daemon_rig import configure, edge_section, enrolled, running
-from edge_server_double import EdgeServerDouble, edge_server, until
+from support.edge.edge_daemon_rig import configure, edge_section, enrolled, running
+from support.edge.edge_server_double import EdgeServerDouble, edge_server, until
 
+from fleetplane.domains.edge.agent import session
 from fleetplane.domains.edge.agent.daemon import wait_seconds
-from fleetplane.domains.edge.agent.state import StateFolder
-from fleetplane.domains.edge.wellknown import duration_of
+from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
+from fleetplane.domains.edge.wire.protobuf_types import duration_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 
 
@@ -78,16 +78,24 @@ async def test_output_comes_in_order_with_any_byte_in_it(
 # Running.
 
 
-async def test_commands_run_side_by_side_up_to_a_bound(server: EdgeServerDouble, state: StateFolder) -> None:
+async def test_commands_run_side_by_side_up_to_a_bound(
+    server: EdgeServerDouble, state: StateFolder, tmp_path: Path
+) -> None:
     configure(state, edge_section(max_concurrent_commands=3))
+    here, counts, go = tmp_path / "here", tmp_path / "counts", tmp_path / "go"
+    here.mkdir()
+    script = f"touch {here}/$$; ls {here} | wc -l >> {counts}; until [ -e {go} ]; do sleep 0.05; done"
+    script += f"; rm {here}/$$"
     async with running(state) as made:
         await until(lambda: server.hellos)
-        began = time.monotonic()
-        ids = [server.invoke("cmd.run", {"command": "sleep", "args": ["1"]}) for _ in range(6)]
+        ids = [server.invoke("cmd.run", {"command": "sh", "args": ["-c", script]}) for _ in range(6)]
         await until(lambda: made.node.work.active == 6)
+        await until(lambda: counts.exists() and counts.read_text().count("\n") == 3)  # side by side
         quick = server.invoke("fs.list", {"path": "/etc"})
+        go.touch()
         await until(lambda: all(server.result(one) is not None for one in [*ids, quick]))
-    assert 1.9 < time.monotonic() - began < 4.5
+    found = [int(line) for line in counts.read_text().split()]
+    assert (len(found), max(found)) == (6, 3), "never more than three at once"
 
 
 async def test_cancel_ends_the_whole_process_group(
@@ -105,7 +113,8 @@ async def test_cancel_ends_the_whole_process_group(
         assert result is not None
         assert untouched is not None
         assert (result.outcome, result.message, untouched.outcome) == ("cancelled", "no longer wanted", "ok")
-        assert not Path(f"/proc/{(tmp_path / 'child').read_text().strip()}").exists()
+        child = (tmp_path / "child").read_text().strip()
+        await until(lambda: not Path(f"/proc/{child}").exists())
 
 
 async def test_cancelling_what_is_over_says_how_it_ended(
@@ -117,9 +126,11 @@ async def test_cancelling_what_is_over_says_how_it_ended(
         server.send(pb.EdgeCommand(cancel=pb.Cancel(command_id="one")))
         server.send(pb.EdgeCommand(cancel=pb.Cancel(command_id="never-heard-of")))
         await until(lambda: len(server.results) == 3)
-    assert [(name, result.outcome) for name, result in server.results] == [
-        ("one", "ok"), ("one", "ok"), ("never-heard-of", "cancelled"),
-    ]  # fmt: skip
+    assert sorted((name, result.outcome) for name, result in server.results) == [
+        ("never-heard-of", "cancelled"),
+        ("one", "ok"),
+        ("one", "ok"),
+    ]
 
 
 @pytest.mark.parametrize("by", ["deadline", "argument"])
@@ -139,6 +150,8 @@ async def test_programs_get_a_small_environment_and_the_root_as_their_folder(
     server: EdgeServerDouble, state: StateFolder
 ) -> None:
     configure(state, edge_section(environment={"SITE": "north"}))
+    permitted = {"tool_pattern": "cmd.run", "env_allowlist": ["MODE"]}
+    configure(state, {"spec": {"security_contexts": [{"name": "zaru-free", "capabilities": [permitted]}]}})
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "AWS_SECRET_ACCESS_KEY": "hush"}
     async with running(state, environment=environment):
         await until(lambda: server.hellos)
@@ -239,6 +252,7 @@ async def test_drained_it_finishes_what_it_has_and_takes_no_more(
         assert refused.code == "draining"
         (tmp_path / "go").touch()
         await until(lambda: "drained" in server.statuses("drain"))
+        await until(lambda: server.result(running_one) is not None)
         result = server.result(running_one)
         assert result is not None
         assert result.outcome == "ok"
@@ -250,34 +264,43 @@ async def test_drained_it_finishes_what_it_has_and_takes_no_more(
 
 
 async def test_shut_down_it_lets_what_it_has_finish_and_is_gone(
-    server: EdgeServerDouble, state: StateFolder
+    server: EdgeServerDouble, state: StateFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with running(state) as made:
-        await until(lambda: server.hellos)
-        short = server.invoke("cmd.run", {"command": "sleep", "args": ["0.3"]})
-        long = server.invoke("cmd.run", {"command": "sleep", "args": ["300"]})
-        await until(lambda: made.node.work.active == 2)
-        server.send(pb.EdgeCommand(shutdown=pb.Shutdown(grace=duration_of(1.0))))
-        await until(lambda: server.half_closed == 1)
-        first, second = server.result(short), server.result(long)
-        assert first is not None
-        assert second is not None
-        assert (first.outcome, second.outcome) == ("ok", "cancelled")
-        await until(lambda: made.daemon.ended)
-    assert (len(server.hellos), made.daemon.sessions) == (1, 1)  # it did not come back
+    monkeypatch.setattr(session, "GOODBYE_SECONDS", 60.0)
+    short = f"until [ -e {tmp_path}/go ]; do sleep 0.02; done"
+    # The one ends within its grace, the other would not.
+    for number, (script, grace_seconds, outcome) in enumerate(
+        ((short, 60.0, "ok"), ("sleep 300", 0.5, "cancelled")), 1
+    ):
+        async with running(state) as made:
+            await until(lambda: len(server.hellos) == number)  # noqa: B023
+            command_id = server.invoke("cmd.run", {"command": "/bin/sh", "args": ["-c", script]})
+            await until(lambda: made.node.work.active == 1)
+            server.send(pb.EdgeCommand(shutdown=pb.Shutdown(grace=duration_of(grace_seconds))))
+            await until(made.leaving.asked.is_set)
+            (tmp_path / "go").touch()
+            await until(lambda: server.half_closed == number)  # noqa: B023
+            result = server.result(command_id)
+            assert result is not None
+            assert result.outcome == outcome
+            await until(lambda: made.daemon.ended)
+        assert (len(server.hellos), made.daemon.sessions) == (number, 1)  # it did not come back
 
 
 async def test_a_pushed_configuration_counts_from_the_next_command_on(
     server: EdgeServerDouble, state: StateFolder
 ) -> None:
-    delta = b'{"spec":{"security_contexts":[{"name":"narrow","capabilities":[{"tool_pattern":"fs.list"}]}]}}'
+    narrow = b'{"name":"zaru-pro","capabilities":[{"tool_pattern":"fs.list"}]}'
+    delta = b'{"spec":{"security_contexts":[%b]}}' % narrow
     async with running(state):
         await until(lambda: server.hellos)
         assert (await server.outcome("cmd.run", {"command": "true"})).outcome == "ok"
         server.send(pb.EdgeCommand(push_config=pb.PushConfig(config_delta=delta, version="v7")))
         gone = await server.outcome("cmd.run", {"command": "true"})
         assert gone.code == "security_context_not_found"
-        assert (await server.outcome("fs.list", {"path": "/etc"}, context="narrow")).outcome == "ok"
+        assert (await server.outcome("fs.list", {"path": "/etc"}, context="zaru-pro")).outcome == "ok"
+        denied = await server.outcome("cmd.run", {"command": "true"}, context="zaru-pro")
+        assert denied.code == "policy_violation"
         assert server.statuses("v7") == ["config-applied"]
         await until(lambda: server.updates)
         assert server.updates[-1].config_version == "v7"

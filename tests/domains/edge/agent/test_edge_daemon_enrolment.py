@@ -8,18 +8,25 @@ from pathlib import Path
 import grpc
 import pytest
 import yaml
-from edge_daemon_rig import enrolled
-from edge_server_double import TENANT, EdgeServerDouble, edge_server, jwt
+from support.edge.edge_daemon_rig import enrolled
+from support.edge.edge_server_double import TENANT, EdgeServerDouble, edge_server, jwt
 
-from fleetplane.domains.edge.agent import config
 from fleetplane.domains.edge.agent.assembly import Reach
-from fleetplane.domains.edge.agent.claims import BadToken
-from fleetplane.domains.edge.agent.enrolment import Enroller, EnrolmentRefused, Existing, Request, plan
-from fleetplane.domains.edge.agent.link import LinkLost, Target, target
-from fleetplane.domains.edge.agent.state import StateFolder, public_bytes
+from fleetplane.domains.edge.agent.config import document as config
+from fleetplane.domains.edge.agent.endpoint import Target, target
+from fleetplane.domains.edge.agent.identity.claims import BadToken
+from fleetplane.domains.edge.agent.identity.enrolment import (
+    Enroller,
+    EnrolmentRefused,
+    Existing,
+    Request,
+    plan,
+)
+from fleetplane.domains.edge.agent.identity.state_folder import StateFolder, public_bytes
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import FailedPrecondition, IntegrityError, InvalidArgument
+from fleetplane.node.link import LinkLost
 
 NOW = 1_700_000_000.0
 
@@ -108,8 +115,8 @@ async def test_a_folder_that_the_other_daemon_made_is_used_as_it_is(
     server: EdgeServerDouble, tmp_path: Path
 ) -> None:
     """The files as daemons in the field leave them: no server's key, `node.pub`, everything spelt out."""
-    from edge_daemon_rig import running
-    from edge_server_double import until
+    from support.edge.edge_daemon_rig import running
+    from support.edge.edge_server_double import until
 
     state = await enrolled(tmp_path / "state", server)
     document = state.load_document()

@@ -4,8 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from device_api_double import DeviceApiDouble
-from nvml_stub import FakeDriver, NvmlRig, Rig, SimulatedRig, compile_stub
+from support.gpus.device_api_double import DeviceApiDouble
+from support.gpus.nvml_stub import FakeDriver, NvmlRig, Rig, SimulatedRig, compile_stub
+
+from fleetplane.domains.gpus.agent import driver
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that a busy machine lets wait is not taken for one that is stuck in the driver."""
+    monkeypatch.setattr(driver, "STOP_LIMIT_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="session")

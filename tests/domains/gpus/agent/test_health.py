@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 
 from fleetplane.domains.gpus.agent import health
-from fleetplane.domains.gpus.agent.health import GpuUuid, Reason, Sighting, Status, Verdict
+from fleetplane.domains.gpus.agent.health import GpuSighting, GpuUuid, Reason, Status, Verdict
 from fleetplane.domains.gpus.agent.xids import APPLICATION_XIDS
 
 GPU = GpuUuid("GPU-1")
 OTHER = GpuUuid("GPU-2")
-SOUND = Sighting(uuid=GPU, product="NVIDIA A100-SXM4-40GB", memory_bytes=40 * 1024**3)
-RETIRING = Sighting(uuid=GPU, product="A100", memory_bytes=1, retirement_pending=True)
-SILENT = Sighting(uuid=GPU, product="A100", memory_bytes=None, answering=False)
-GONE = Sighting(uuid=GPU, product="A100", memory_bytes=None, answering=False, lost=True)
+SOUND = GpuSighting(uuid=GPU, product="NVIDIA A100-SXM4-40GB", memory_bytes=40 * 1024**3)
+RETIRING = GpuSighting(uuid=GPU, product="A100", memory_bytes=1, retirement_pending=True)
+SILENT = GpuSighting(uuid=GPU, product="A100", memory_bytes=None, answering=False)
+GONE = GpuSighting(uuid=GPU, product="A100", memory_bytes=None, answering=False, lost=True)
 
 
 def ready(since_ns: int = 10) -> Verdict:

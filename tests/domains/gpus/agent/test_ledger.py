@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-from fleetplane.domains.gpus.agent.health import GpuUuid, Reason, Sighting, Status
+from fleetplane.domains.gpus.agent.health import GpuSighting, GpuUuid, Reason, Status
 from fleetplane.domains.gpus.agent.ledger import Ledger
 from fleetplane.domains.gpus.agent.xids import APPLICATION_XIDS
 
 A, B = GpuUuid("GPU-A"), GpuUuid("GPU-B")
 
 
-def sighting(uuid: GpuUuid, *, retirement_pending: bool = False) -> Sighting:
-    return Sighting(uuid=uuid, product="A100", memory_bytes=1024, retirement_pending=retirement_pending)
+def sighting(uuid: GpuUuid, *, retirement_pending: bool = False) -> GpuSighting:
+    return GpuSighting(uuid=uuid, product="A100", memory_bytes=1024, retirement_pending=retirement_pending)
 
 
 def ledger(*uuids: GpuUuid, lower_case_names: bool = False) -> Ledger:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from nvml_stub import A100, LOST, NOT_SUPPORTED, FakeDriver, NvmlRig, Rig, fresh_pynvml, uuid
+from support.gpus.nvml_stub import A100, LOST, NOT_SUPPORTED, FakeDriver, NvmlRig, Rig, fresh_pynvml, uuid
 
 from fleetplane.domains.gpus.agent import driver
 from fleetplane.domains.gpus.agent.health import GpuUuid
@@ -64,7 +64,7 @@ def test_a_quiet_wait_ends_in_none_when_the_time_is_up(rig: Rig) -> None:
     events = subscribed(rig)
     started = time.monotonic()
     assert events.wait(60) is None
-    assert 0.04 <= time.monotonic() - started < 5
+    assert time.monotonic() - started >= 0.04
     events.close()
 
 
@@ -72,7 +72,7 @@ def test_an_xid_comes_with_its_gpu_and_number_in_order(rig: Rig) -> None:
     events = subscribed(rig)
     rig.xid(1, 79)
     rig.xid(0, 13)
-    first, second = events.wait(2000), events.wait(2000)
+    first, second = events.wait(60_000), events.wait(60_000)
     assert first is not None
     assert second is not None
     assert (first.uuid, first.kind, first.data) == (rig.uuids[1], EventKind.XID, 79)
@@ -84,7 +84,7 @@ def test_an_event_ends_a_wait_that_has_begun(rig: Rig) -> None:
     events = subscribed(rig)
     timer = threading.Timer(0.1, rig.xid, (0, 48))
     timer.start()
-    event = events.wait(10_000)
+    event = events.wait(60_000)
     timer.join()
     assert event is not None
     assert event.data == 48
@@ -97,7 +97,7 @@ def test_a_gpu_that_was_not_added_is_not_heard(rig: Rig) -> None:
     events.add(rig.library.devices()[0], WATCHED_EVENTS)
     rig.xid(1, 79)
     rig.xid(0, 48)
-    event = events.wait(2000)
+    event = events.wait(60_000)
     assert event is not None
     assert event.uuid == rig.uuids[0]
     events.close()
@@ -118,7 +118,7 @@ def test_a_lost_gpu_raises_in_the_wait_and_stops_answering(rig: Rig) -> None:
     assert lost.uuid() == rig.uuids[1]
     rig.lose(1)
     with pytest.raises(GpuLost):
-        events.wait(2000)
+        events.wait(60_000)
     with pytest.raises(GpuLost):
         lost.memory_bytes()
     assert healthy.memory_bytes()
@@ -185,7 +185,7 @@ def test_an_event_of_a_gpu_that_no_longer_tells_its_uuid_is_still_attributed(fak
     events.add(seen.devices[uuid(1)], WATCHED_EVENTS)
     fake_driver.set_gpu(1, error=LOST)
     rig.xid(1, 79)
-    event = events.wait(2000)
+    event = events.wait(60_000)
     assert event is not None
     assert (event.uuid, event.data) == (uuid(1), 79)
     events.close()

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from instance_server_double import INSTANCE_ID, InstanceServerDouble, make_nonce
+from support.instances.instance_server_double import INSTANCE_ID, InstanceServerDouble, make_nonce
 
-from fleetplane.agents.instance import InstanceAgentSettings, make_instance_agent
-from fleetplane.domains.instances.agent.instance_agent import InstanceAgent
+from fleetplane.domains.instances.agent.agent import InstanceAgent
+from fleetplane.domains.instances.agent.root import InstanceAgentSettings, make_instance_agent
 from fleetplane.domains.instances.agent.session import Pauses
 from fleetplane.kernel.backoff import Backoff
 

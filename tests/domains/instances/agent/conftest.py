@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import structlog
 from domains.instances.agent.agent_rig import Rig
-from instance_server_double import InstanceServerDouble, instance_server
+from support.instances.instance_server_double import InstanceServerDouble, instance_server
 
 
 @pytest.fixture(autouse=True)

@@ -14,12 +14,18 @@ import structlog
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from domains.instances.agent.agent_rig import Rig
-from instance_server_double import INSTANCE_ID, InstanceServerDouble, instance_server, make_nonce, until
-from throwaway_ca import ThrowawayCa, key_pem, make_key
+from support.instances.instance_server_double import (
+    INSTANCE_ID,
+    InstanceServerDouble,
+    instance_server,
+    make_nonce,
+    until,
+)
+from support.shared.throwaway_ca import ThrowawayCa, key_pem, make_key
 
-from fleetplane.domains.instances.agent.identity_folder import IdentityFolder
-from fleetplane.domains.instances.agent.nonce import BadNonce
-from fleetplane.domains.instances.agent.registration import RegistrationRefused
+from fleetplane.domains.instances.agent.identity.folder import IdentityFolder
+from fleetplane.domains.instances.agent.identity.nonce import BadNonce
+from fleetplane.domains.instances.agent.identity.registration import RegistrationRefused
 from fleetplane.kernel.errors import IntegrityError, SettingsError
 
 
@@ -228,15 +234,40 @@ async def test_an_authority_on_ed25519_is_trusted(tmp_path: Path) -> None:
         await until(lambda: server.raw_reports)
 
 
-async def test_a_server_key_on_ed25519_cannot_be_verified_and_the_log_says_so(
-    tmp_path: Path,
-) -> None:
+async def test_a_server_whose_key_is_ed25519_is_reached_through_the_relay(tmp_path: Path) -> None:
     ca = ThrowawayCa(kind="ed25519")
     async with instance_server(tmp_path / "server", ca=ca, server_key="ed25519") as server:
         rig = Rig(tmp_path, server)
-        with structlog.testing.capture_logs() as logged:
-            async with rig.running():
-                await until(lambda: any(entry["event"] == "registration_failed" for entry in logged))
-        assert server.registrations == []
-    failed = next(entry for entry in logged if entry["event"] == "registration_failed")
-    assert "Ed25519" in failed["error"]
+        async with rig.running() as agent:
+            await until(lambda: server.raw_reports and server.files)
+            assert agent.is_connected
+            assert agent._transport.relayed
+            assert server.callers == {INSTANCE_ID}
+            await server.stop()
+            await until(lambda: not agent.is_connected)
+            await server.start()
+            before = len(server.raw_reports)
+            await until(lambda: len(server.raw_reports) > before)
+        async with rig.running():  # from its folder alone, with the certificate
+            before = len(server.raw_reports)
+            await until(lambda: len(server.raw_reports) > before)
+    assert len(server.registrations) == 1
+
+
+@pytest.mark.parametrize("fault", ["authority", "host"])
+async def test_the_relay_trusts_nobody_else_and_no_other_host(tmp_path: Path, fault: str) -> None:
+    ca = ThrowawayCa(kind="ed25519")
+    server = InstanceServerDouble(tmp_path / "server", ca=ca, server_key="ed25519")
+    if fault == "host":
+        server._certificate, server._key = ca.server(tmp_path / "server", kind="ed25519", host="127.0.0.9")
+    await server.start()
+    rig = Rig(tmp_path, server)
+    if fault == "authority":
+        (rig.identity / "ca.crt").write_bytes(ThrowawayCa(kind="ed25519", name="other").pem)
+    with structlog.testing.capture_logs() as logged:
+        async with rig.running():
+            await until(lambda: any(entry["event"] == "relay_failed" for entry in logged))
+    await server.stop()
+    assert server.registrations == []
+    failed = next(entry for entry in logged if entry["event"] == "relay_failed")
+    assert "CERTIFICATE_VERIFY_FAILED" in failed["error"]

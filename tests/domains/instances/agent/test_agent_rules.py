@@ -7,26 +7,26 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from instance_server_double import INSTANCE_ID, make_nonce
-from throwaway_ca import ThrowawayCa, key_pem, make_key
+from support.instances.instance_server_double import INSTANCE_ID, make_nonce
+from support.shared.throwaway_ca import ThrowawayCa, key_pem, make_key
 
-from fleetplane.domains.instances import file_rules
-from fleetplane.domains.instances.agent.certificates import Age, Life, public_pem
-from fleetplane.domains.instances.agent.enrolment import (
-    CertificateState,
-    NonceState,
-    Step,
-    next_step,
-    nonce_state,
-)
-from fleetplane.domains.instances.agent.nonce import BadNonce, read_nonce
-from fleetplane.domains.instances.agent.patch import (
+from fleetplane.domains.instances.agent.files.patch import (
     PATCH_FILES_LIMIT,
     PatchBroken,
     PatchReader,
     State,
     Transfer,
 )
+from fleetplane.domains.instances.agent.identity.nonce import BadNonce, read_nonce
+from fleetplane.domains.instances.agent.identity.steps import (
+    CertificateState,
+    NonceState,
+    Step,
+    next_step,
+    nonce_state,
+)
+from fleetplane.domains.instances.rules import files as file_rules
+from fleetplane.node.certificates import public_pem
 
 # Files
 
@@ -73,9 +73,22 @@ def test_a_file_that_its_reader_could_not_parse_is_refused(name: str, content: b
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", ".env", "a/b.env", "../a.env", "/a.env", "a\\b.env", "a\0.env", "a\n.env",
-             "write-files.last", "x" * 300 + ".env"],
-)  # fmt: skip
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        ".env",
+        "a/b.env",
+        "../a.env",
+        "/a.env",
+        "a\\b.env",
+        "a\0.env",
+        "a\n.env",
+        "write-files.last",
+        "x" * 300 + ".env",
+    ],
+)
 def test_a_name_that_is_no_plain_file_name_is_refused(name: str) -> None:
     assert file_rules.name_complaint(name)
 
@@ -96,6 +109,17 @@ def test_files_and_a_commit_make_a_patch() -> None:
     assert patch.files == {"a.env": b"A=1", "b.env": b""}
     assert reader.state is State.EMPTY
     reader.end()
+
+
+def test_a_file_of_the_first_generation_is_a_patch_of_its_own() -> None:
+    reader = PatchReader()
+    for name in ("a.env", "b.env", "a.env"):
+        patch = reader.take(Transfer(filename=name, content=b"A=1", dated=True, config_hash="h"))
+        assert patch is not None
+        assert (patch.files, patch.config_hash) == ({name: b"A=1"}, "h")
+    assert reader.take(FILE_A) is None
+    with pytest.raises(PatchBroken, match="hash of its own"):
+        reader.take(Transfer(filename="b.env", content=b"B=1", dated=True, config_hash="h"))
 
 
 def test_a_commit_alone_moves_the_hash() -> None:
@@ -171,16 +195,3 @@ def test_a_nonce_is_read_without_its_key() -> None:
 def test_no_bytes_at_all_upset_the_nonce_reader(raw: bytes) -> None:
     with pytest.raises(BadNonce):
         read_nonce(raw, now=0.0)
-
-
-# Certificates
-
-
-def test_a_certificate_ages_in_steps_and_says_when_the_next_one_comes() -> None:
-    life = Life(start=1000.0, end=1900.0)
-    assert [life.age(now) for now in (1000, 1599, 1600, 1809, 1810, 1899, 1900, 9999)] == [
-        Age.FRESH, Age.FRESH, Age.DUE, Age.DUE, Age.URGENT, Age.URGENT, Age.OVER, Age.OVER,
-    ]  # fmt: skip
-    assert life.seconds_to_next_age(1000.0) == pytest.approx(600.0)
-    assert life.seconds_to_next_age(1600.0) == pytest.approx(210.0)
-    assert life.seconds_to_next_age(1900.0) is None

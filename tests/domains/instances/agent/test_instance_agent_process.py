@@ -10,11 +10,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cli_runner import COMMAND, execute
 from domains.instances.agent.agent_rig import Rig
-from instance_server_double import InstanceServerDouble, commit, file, until
+from support.instances.instance_server_double import InstanceServerDouble, commit, file, until
+from support.shared.cli_runner import COMMAND, execute
 
+from fleetplane.domains.instances.agent import root
 from fleetplane.gen.nstance.v1 import agent_pb2
+from fleetplane.node.lock import Occupied, sole_user
 
 
 def environment(rig: Rig) -> dict[str, str]:
@@ -50,11 +52,11 @@ async def test_it_takes_everything_from_the_environment_and_sigterm_ends_it_clea
 ) -> None:
     agent = start(rig)
     try:
-        await until(lambda: server.files and len(server.raw_reports) >= 2, seconds=30)
+        await until(lambda: server.files and len(server.raw_reports) >= 2, seconds=60)
         server.files[0].send(file("app.env"), commit("sha256:new"))
         await until(lambda: rig.config_hash == "sha256:new")
         agent.send_signal(signal.SIGTERM)
-        _, err = await asyncio.to_thread(agent.communicate, timeout=30)
+        _, err = await asyncio.to_thread(agent.communicate, timeout=60)
     finally:
         agent.kill()
     assert agent.returncode == 0
@@ -63,27 +65,67 @@ async def test_it_takes_everything_from_the_environment_and_sigterm_ends_it_clea
     assert "registered" in [entry["event"] for entry in events]
     assert server.registrations[0].hostname == "from-the-environment"
     assert (rig.recv / "app.env").stat().st_mode & 0o777 == 0o604
+    await until(lambda: server.report_ends)
     assert server.report_ends == ["client"]
+
+
+async def test_a_running_agent_has_no_library_in_memory_that_it_seldom_needs(
+    rig: Rig, server: InstanceServerDouble
+) -> None:
+    agent = start(rig)
+    try:
+        await until(lambda: server.keys and server.raw_reports, seconds=60)
+        server.keys[0].send(agent_pb2.KeyGenerationRequest(key_names=["kubelet"]))
+        await until(lambda: server.submissions, seconds=60)
+        mapped = Path(f"/proc/{agent.pid}/maps").read_text()
+    finally:
+        agent.terminate()
+        await asyncio.to_thread(agent.communicate, timeout=60)
+    assert "cygrpc" in mapped
+    assert "cryptography" not in mapped
 
 
 async def test_a_killed_agent_starts_again_where_it_was(rig: Rig, server: InstanceServerDouble) -> None:
     agent = start(rig)
-    await until(lambda: server.keys and server.raw_reports, seconds=30)
-    server.keys[0].send(agent_pb2.KeyGenerationRequest(key_names=["kubelet"]))
-    await until(lambda: server.submissions)
-    agent.kill()
-    await asyncio.to_thread(agent.communicate, timeout=30)
+    try:
+        await until(lambda: server.keys and server.raw_reports, seconds=60)
+        server.keys[0].send(agent_pb2.KeyGenerationRequest(key_names=["kubelet"]))
+        await until(lambda: server.submissions)
+    finally:
+        agent.kill()
+        await asyncio.to_thread(agent.communicate, timeout=60)
     seen = len(server.keys)
     again = start(rig)
     try:
-        await until(lambda: len(server.keys) > seen, seconds=30)
+        await until(lambda: len(server.keys) > seen, seconds=60)
         server.keys[-1].send(agent_pb2.KeyGenerationRequest(key_names=["kubelet"]))
         await until(lambda: len(server.submissions) == 2)
     finally:
         again.terminate()
-        await asyncio.to_thread(again.communicate, timeout=30)
+        await asyncio.to_thread(again.communicate, timeout=60)
     assert server.submissions[0] == server.submissions[1]
     assert len(server.registrations) == 1
+
+
+async def test_a_second_agent_on_one_identity_is_told_who_is_there(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(root, "LOCK_WAIT_SECONDS", 0.2)
+    told = pytest.raises(Occupied, match=f"another agent .process {os.getpid()}. works in {rig.identity}")
+    with sole_user(rig.identity / root.LOCK_FILE, whose="a test"), told:
+        await root.run_instance_agent(rig.settings)
+
+
+async def test_an_agent_that_is_started_before_the_last_one_ended_waits_for_it(
+    rig: Rig, server: InstanceServerDouble
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        with sole_user(rig.identity / root.LOCK_FILE, whose="a test"):
+            agent = tasks.create_task(root.run_instance_agent(rig.settings))
+            await asyncio.sleep(0.5)
+            assert not server.registrations
+        await until(lambda: server.files, seconds=60)
+        agent.cancel()
 
 
 def test_missing_settings_are_a_usage_error_that_names_the_variable(

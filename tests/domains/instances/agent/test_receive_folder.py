@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fleetplane.domains.instances.agent import receive_folder
-from fleetplane.domains.instances.agent.patch import Patch
-from fleetplane.domains.instances.agent.receive_folder import PatchRefused, ReceiveFolder
+from fleetplane.domains.instances.agent.files import folder as receive_folder
+from fleetplane.domains.instances.agent.files.folder import PatchRefused, ReceiveFolder
+from fleetplane.domains.instances.agent.files.patch import Patch
 from fleetplane.kernel import durable
 
 OLD = {"a.env": b"A=old", "b.env": b"B=old"}

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fleetplane.domains.instances.providers import processes
 from fleetplane.domains.instances.providers.contract import CreateRequest, ProviderContext
-from fleetplane.domains.instances.providers.local import LocalProvider
-from fleetplane.domains.instances.providers.records import Records
+from fleetplane.domains.instances.providers.local import processes
+from fleetplane.domains.instances.providers.local.provider import LocalProvider
+from fleetplane.domains.instances.providers.local.records import Records
 from fleetplane.kernel.clock import SystemClock
 
 AGENT = [sys.executable, str(Path(__file__).with_name("stand_in_agent.py"))]
@@ -50,8 +50,9 @@ def die_at(step: str) -> None:
 
 
 async def main(state: Path, instance_id: str, step: str) -> None:
-    provider = LocalProvider(ProviderContext(clock=SystemClock(), state_directory=state))
-    provider.configure({"command": AGENT})
+    context = ProviderContext(clock=SystemClock(), state_directory=state, command=tuple(AGENT))
+    provider = LocalProvider(context)
+    provider.configure({})
     await provider.start()
     die_at(step)
     await provider.create_instance(CreateRequest(cluster="c", shard="s", instance_id=instance_id))

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-from controller_rig import GROUP, rig, wanted
-from instances_lab import TENANT
+from support.instances.controller_rig import GROUP, rig, wanted
+from support.instances.instances_lab import TENANT
 
-from fleetplane.domains.instances.providers.aws import AwsProvider
+from fleetplane.domains.instances.providers.aws.provider import AwsProvider
 from fleetplane.domains.instances.providers.contract import ProviderContext
 from fleetplane.sim.clock import VirtualClock
 
@@ -18,9 +18,12 @@ REGION = "eu-west-1"
 
 def client(service: str, endpoint: str) -> Any:
     return boto3.client(
-        service, region_name=REGION, endpoint_url=endpoint,
-        aws_access_key_id="testing", aws_secret_access_key="testing",
-    )  # fmt: skip
+        service,
+        region_name=REGION,
+        endpoint_url=endpoint,
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",
+    )
 
 
 async def test_instances_are_targets_while_they_serve(tmp_path: Path, aws_endpoint: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import boto3
 import pytest
 
-from fleetplane.domains.instances.providers.aws import AwsProvider
+from fleetplane.domains.instances.providers.aws.provider import AwsProvider
 from fleetplane.domains.instances.providers.conformance import new_instance_id
 from fleetplane.domains.instances.providers.contract import (
     CreateRequest,
@@ -22,6 +22,8 @@ from fleetplane.domains.instances.providers.contract import (
     TargetGroup,
 )
 from fleetplane.kernel.clock import SystemClock
+
+pytestmark = pytest.mark.slow
 
 REGION = "eu-west-1"
 IMAGE = "ami-12c6146b"
@@ -47,10 +49,13 @@ def client(aws_endpoint: str) -> Iterator[Client]:
     def make(service: str) -> Any:
         opened.append(
             boto3.client(
-                service, region_name=REGION, endpoint_url=aws_endpoint,
-                aws_access_key_id="testing", aws_secret_access_key="testing",
+                service,
+                region_name=REGION,
+                endpoint_url=aws_endpoint,
+                aws_access_key_id="testing",
+                aws_secret_access_key="testing",
             )
-        )  # fmt: skip
+        )
         return opened[-1]
 
     yield make
@@ -60,9 +65,16 @@ def client(aws_endpoint: str) -> Iterator[Client]:
 
 async def machine(aws: AwsProvider) -> str:
     wanted = CreateRequest(
-        cluster="c", shard="s", tenant="t", group="g", template="nat", prefix="nat",
-        instance_id=new_instance_id("nat"), instance_type="t3.micro", args={"ImageId": IMAGE},
-    )  # fmt: skip
+        cluster="c",
+        shard="s",
+        tenant="t",
+        group="g",
+        template="nat",
+        prefix="nat",
+        instance_id=new_instance_id("nat"),
+        instance_type="t3.micro",
+        args={"ImageId": IMAGE},
+    )
     return (await aws.create_instance(wanted)).provider_id
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import boto3
 import pytest
 
-from fleetplane.domains.instances.providers import aws_wire as wire
-from fleetplane.domains.instances.providers.aws import SETTLING_SECONDS, AwsProvider
+from fleetplane.domains.instances.providers.aws import wire
+from fleetplane.domains.instances.providers.aws.provider import SETTLING_SECONDS, AwsProvider
 from fleetplane.domains.instances.providers.conformance import (
     CHECKS,
     Check,
@@ -94,11 +94,18 @@ def client(aws_endpoint: str) -> Iterator[Callable[[str], Any]]:
 def request(**fields: Any) -> CreateRequest:
     return CreateRequest(
         **{
-            "cluster": "c", "shard": "s", "tenant": "t", "group": "g", "template": "web", "prefix": "web",
-            "instance_id": new_instance_id("web"), "instance_type": "t3.micro", "args": {"ImageId": IMAGE},
+            "cluster": "c",
+            "shard": "s",
+            "tenant": "t",
+            "group": "g",
+            "template": "web",
+            "prefix": "web",
+            "instance_id": new_instance_id("web"),
+            "instance_type": "t3.micro",
+            "args": {"ImageId": IMAGE},
             **fields,
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=name_of)
@@ -136,6 +143,29 @@ async def test_a_machine_is_made_from_the_request_with_its_id_as_token(
     assert seen.private_ipv4 == machine["PrivateIpAddress"]
     assert (seen.region, seen.zone) == (REGION, machine["Placement"]["AvailabilityZone"])
     assert seen.tags == {"team": "blue", "tenant": "t", "group": "g", "template": "web", "kind": "web"}
+
+
+async def test_a_templates_own_tags_stand_beside_the_servers(
+    aws: AwsProvider, client: Callable[[str], Any]
+) -> None:
+    chosen = [{"Key": "team", "Value": "red"}, {"Key": "tenant", "Value": "me"}]
+    own = [
+        {"ResourceType": "instance", "Tags": chosen},
+        {"ResourceType": "network-interface", "Tags": [{"Key": "billing", "Value": "7"}]},
+    ]
+    wanted = request(args={"ImageId": IMAGE, "TagSpecifications": own})
+    parameters: Any = wire.run_parameters(wanted, "nstance:")
+    sent = {one["ResourceType"]: one["Tags"] for one in parameters["TagSpecifications"]}
+    assert sent["network-interface"] == [{"Key": "billing", "Value": "7"}]
+    assert {"Key": "nstance:tenant", "Value": "t"} in sent["volume"]
+    assert {"Key": "team", "Value": "red"} not in sent["volume"]
+
+    created = await aws.create_instance(wanted)
+    (reservation,) = client("ec2").describe_instances(InstanceIds=[created.provider_id])["Reservations"]
+    tags = {tag["Key"]: tag["Value"] for tag in reservation["Instances"][0]["Tags"]}
+    assert (tags["team"], tags["tenant"], tags["nstance:tenant"]) == ("red", "me", "t")
+    seen = await aws.get_instance_status(wanted.instance_id, created.provider_id)
+    assert seen.tags["tenant"] == "t", "whose it is says the server's tag"
 
 
 async def test_a_stopped_machine_is_seen_stopped(aws: AwsProvider, client: Callable[[str], Any]) -> None:
@@ -217,7 +247,7 @@ async def test_a_server_that_does_not_answer_is_given_up_on() -> None:
             max_attempts=1,
         )
         await provider.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             with pytest.raises(ProviderError, match=r"(?i)timed? ?out"):
                 await provider.create_instance(request())
         await provider.close()
@@ -330,6 +360,10 @@ def test_several_target_groups_make_one_state(states: list[TargetState], togethe
     assert wire.combined(states) is together
 
 
+def own_tag(key: str) -> list[dict[str, Any]]:
+    return [{"ResourceType": "instance", "Tags": [{"Key": key, "Value": "x"}]}]
+
+
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
@@ -340,6 +374,9 @@ def test_several_target_groups_make_one_state(states: list[TargetState], togethe
         ({"args": {}}, "ImageId or a LaunchTemplate"),
         ({"user_data": b"x" * (wire.USER_DATA_LIMIT_BYTES + 1)}, "user data of 16385 bytes"),
         ({"tags": {"group": "mine"}}, "set by the server"),
+        ({"args": {"ImageId": IMAGE, "TagSpecifications": own_tag("nstance:tenant")}}, "not for templates"),
+        ({"args": {"ImageId": IMAGE, "TagSpecifications": own_tag("aws:x")}}, "not for templates"),
+        ({"args": {"ImageId": IMAGE, "TagSpecifications": "x"}}, "TagSpecifications"),
     ],
 )
 async def test_a_request_that_cannot_be_is_refused_before_any_call(

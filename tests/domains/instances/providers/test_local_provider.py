@@ -18,7 +18,6 @@ from typing import Any
 import psutil
 import pytest
 
-from fleetplane.domains.instances.providers import processes
 from fleetplane.domains.instances.providers.conformance import (
     CHECKS,
     Check,
@@ -36,13 +35,14 @@ from fleetplane.domains.instances.providers.contract import (
     QuotaExhausted,
     TargetState,
 )
-from fleetplane.domains.instances.providers.local import LocalProvider
+from fleetplane.domains.instances.providers.local import processes
+from fleetplane.domains.instances.providers.local.provider import LocalProvider
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import InvalidArgument, SettingsError
 
 HERE = Path(__file__).parent
 AGENT = (sys.executable, str(HERE / "stand_in_agent.py"))
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 SERVER_SECRET = "FLEETPLANE_IDENTITY__MASTER_KEY"
 
 MakeLocal = Callable[..., LocalProvider]
@@ -56,9 +56,11 @@ async def make_local(tmp_path: Path) -> AsyncIterator[MakeLocal]:
             clock=SystemClock(),
             state_directory=tmp_path,
             environment={"PATH": os.environ["PATH"], SERVER_SECRET: "hush"},
+            command=(*AGENT, *agent_arguments),
+            variables=frozenset({"EXTRA"}),
         )
         provider = LocalProvider(context)
-        provider.configure({"command": [*AGENT, *agent_arguments], "stop_grace_seconds": 5.0, **options})
+        provider.configure({"stop_grace_seconds": 5.0, **options})
         assert provider.validate() == []
         return provider
 
@@ -86,10 +88,19 @@ async def start(make_local: MakeLocal) -> AsyncIterator[Start]:
 
 def request(instance_id: str = "", **fields: Any) -> CreateRequest:
     return CreateRequest(
-        cluster="c", shard="s", tenant="t", group="g", template="web", prefix="web",
-        instance_id=instance_id or new_instance_id("web"), nonce="the-nonce", ca_certificate="the-ca",
-        registration_address="127.0.0.1:8992", agent_address="127.0.0.1:8994", **fields,
-    )  # fmt: skip
+        cluster="c",
+        shard="s",
+        tenant="t",
+        group="g",
+        template="web",
+        prefix="web",
+        instance_id=instance_id or new_instance_id("web"),
+        nonce="the-nonce",
+        ca_certificate="the-ca",
+        registration_address="127.0.0.1:8992",
+        agent_address="127.0.0.1:8994",
+        **fields,
+    )
 
 
 def ours(state: Path) -> list[int]:
@@ -397,11 +408,12 @@ async def test_arguments_and_options_that_are_unknown_are_refused(
         await provider.create_instance(request(args={"ImageId": "ami-1"}))
     with pytest.raises(InvalidArgument, match="environment"):
         await provider.create_instance(request(args={"environment": {"A": 1}}))
-    with pytest.raises(SettingsError, match="did you mean 'command'"):
-        make_local(comand=["x"])
+    with pytest.raises(SettingsError, match="did you mean 'environment'"):
+        make_local(enviroment={"NSTANCE_X": "x"})
 
 
 def test_a_program_that_does_not_exist_is_a_problem(tmp_path: Path) -> None:
-    provider = LocalProvider(ProviderContext(clock=SystemClock(), state_directory=tmp_path))
-    provider.configure({"command": ["no-such-agent"]})
-    assert provider.validate() == ["command: there is no program 'no-such-agent'"]
+    context = ProviderContext(clock=SystemClock(), state_directory=tmp_path, command=("no-such-agent",))
+    provider = LocalProvider(context)
+    provider.configure({})
+    assert provider.validate() == ["instances.agent_command: there is no program 'no-such-agent'"]

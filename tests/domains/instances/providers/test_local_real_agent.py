@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from instance_server_double import InstanceServerDouble, instance_server, make_nonce, until
+from support.instances.instance_server_double import InstanceServerDouble, instance_server, make_nonce, until
 
 from fleetplane.domains.instances.providers import registry
 from fleetplane.domains.instances.providers.conformance import new_instance_id
 from fleetplane.domains.instances.providers.contract import CreateRequest, ProviderContext, ProviderStatus
-from fleetplane.domains.instances.providers.local import LocalProvider
+from fleetplane.domains.instances.providers.local.provider import LocalProvider
 from fleetplane.kernel.clock import SystemClock
 
 BOOT_SECONDS = 60.0  # an interpreter, gRPC and cryptography on a busy machine
@@ -47,8 +47,12 @@ async def test_a_real_agent_registers_reports_and_survives_its_provider(tmp_path
         first = make_local(tmp_path / "state")
         await first.start()
         wanted = request_for(server)
-        await first.create_instance(wanted)
-        await until(lambda: server.raw_reports, seconds=BOOT_SECONDS)
+        try:
+            await first.create_instance(wanted)
+            await until(lambda: server.raw_reports, seconds=BOOT_SECONDS)
+        except BaseException:
+            await first.close(kill=True)  # it is nobody's child, and would stay
+            raise
         await first.close()
 
         # A new provider, as after a restart of the server, finds the same agent still reporting.

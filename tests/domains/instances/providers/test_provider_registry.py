@@ -11,12 +11,12 @@ import pytest
 
 from fleetplane.domains.instances.providers import registry
 from fleetplane.domains.instances.providers.contract import Provider, ProviderContext, ProviderStatus
-from fleetplane.domains.instances.providers.mock import MockProvider
+from fleetplane.domains.instances.providers.mock.provider import MockProvider
 from fleetplane.domains.instances.providers.paging import ids_after
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import SettingsError
 
-MOCK = "fleetplane.domains.instances.providers.mock:MockProvider"
+MOCK = "fleetplane.domains.instances.providers.mock.provider:MockProvider"
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from pebble_lab import Pebble, pebble
+from support.proxies.pebble_lab import Pebble, pebble
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from pebble_lab import Pebble
-from server_process import running_server
+from support.proxies.pebble_lab import Pebble
+from support.shared.server_process import running_server
 
 PASSWORD = "correct horse battery"
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 
 @contextmanager
@@ -21,14 +21,13 @@ def served(folder: Path, pebble: Pebble, **settings: str) -> Iterator[tuple[http
     """A client that is logged in, and a workspace's path."""
     wanted = {
         "proxies.challenge_listen": f"127.0.0.1:{pebble.http_port}",
-        "proxies.admin_password": PASSWORD,
         "proxies.acme_directory": pebble.directory_url,
         "proxies.acme_ca_file": str(pebble.ca_file),
         **{f"proxies.{name}": value for name, value in settings.items()},
     }
     arguments = [part for name, value in wanted.items() for part in ("--set", f"{name}={value}")]
     with (
-        running_server(folder, "--only", "proxies", *arguments) as server,
+        running_server(folder, "--only", "proxies", *arguments, admin_password=PASSWORD) as server,
         httpx.Client(base_url=f"{server.web}/v1", trust_env=False) as client,
     ):
         login = client.post(

@@ -1,53 +1,26 @@
 from __future__ import annotations
 
-import asyncio
+import base64
 import dataclasses
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from certificates_rig import BOSS, Desk, desk, until
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
-from dns_doubles import ZoneFile, powerdns
-from pebble_lab import Pebble, free_port
+from support.instances.certificates_rig import BOSS, desk, side, until
+from support.proxies.dns_doubles import ZoneFile, powerdns
+from support.proxies.pebble_lab import Pebble, pebble
+from support.shared.free_ports import free_port
 
 from fleetplane.domains.proxies.acme.account import Account, AccountVault
-from fleetplane.domains.proxies.acme.orders import AuthorityOptions
-from fleetplane.domains.proxies.acme.responder import ChallengeBoard
-from fleetplane.domains.proxies.acme.side import AcmeOptions, CertificateSide, ZoneOptions
-from fleetplane.domains.proxies.kinds import CertificateSpec, CertificateStatus
-from fleetplane.domains.proxies.values import CertificateState, RevocationReason
-from fleetplane.rpc import ListenerSpec, open_listener
-from fleetplane.web.problems import Rejected
+from fleetplane.domains.proxies.acme.assembly import ZoneOptions
+from fleetplane.domains.proxies.kinds.records import CertificateSpec, CertificateStatus, organization_of
+from fleetplane.domains.proxies.kinds.values import CertificateState, RevocationReason
+from fleetplane.web.rest.problems import Rejected
 
 S = CertificateState
-
-
-@asynccontextmanager
-async def side(
-    at: Desk,
-    pebble: Pebble,
-    *,
-    answers: bool = True,
-    zones: Mapping[str, ZoneOptions] | None = None,
-    authority_options: AuthorityOptions | None = None,
-) -> AsyncIterator[CertificateSide]:
-    """Everything as the server runs it, its challenges answered (or not) where the authority comes."""
-    options = AcmeOptions(
-        authority=authority_options or pebble.options, zones=zones or {},
-        dns_servers=[("127.0.0.1", pebble.dns_port)],
-    )  # fmt: skip
-    made = CertificateSide(at.store, at.clock, at.master, options, workspaces=at.workspaces, vault=at.vault)
-    app = made.board if answers else ChallengeBoard(at.clock)
-    spec = ListenerSpec(name="challenges", addresses=(f"127.0.0.1:{pebble.http_port}",), app=app, http1=True)
-    async with open_listener(spec, grace_seconds=1), asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(made.run())
-        try:
-            yield made
-        finally:
-            running.cancel()
+CUSTOMER_KEY = base64.urlsafe_b64encode(b"k" * 32).decode().rstrip("=")
+OTHER_KEY = base64.urlsafe_b64encode(b"o" * 32).decode().rstrip("=")
 
 
 def leaf(status: CertificateStatus) -> x509.Certificate:
@@ -124,7 +97,11 @@ async def test_one_account_serves_every_order_also_after_a_restart_and_its_key_i
     for domain in ("one.example.test", "two.example.test"):
         async with desk(tmp_path) as at, side(at, authority):
             await at.reached(await at.request(domain), S.ACTIVE)
-            accounts.append(await AccountVault(at.store, at.master).load_or_create(authority.directory_url))
+            accounts.append(
+                await AccountVault(at.store, at.master).load_or_create(
+                    authority.directory_url, organization_of(at.scope)
+                )
+            )
             (name,) = await at.store.secret_names("proxies/acme/")
             sealed = await at.store.get_secret(name)
             assert sealed is not None
@@ -136,13 +113,14 @@ async def test_one_account_serves_every_order_also_after_a_restart_and_its_key_i
 async def test_an_authority_that_lost_our_account_gets_it_again(tmp_path: Path, authority: Pebble) -> None:
     async with desk(tmp_path) as at:
         vault = AccountVault(at.store, at.master)
-        made = await vault.load_or_create(authority.directory_url)
+        organization = organization_of(at.scope)
+        made = await vault.load_or_create(authority.directory_url, organization)
         lost = authority.directory_url.replace("/dir", "/my-account/999999")
-        await vault.save(authority.directory_url, Account(key_pem=made.key_pem, uri=lost))
+        await vault.save(authority.directory_url, organization, Account(key_pem=made.key_pem, uri=lost))
         async with side(at, authority):
             status = await at.reached(await at.request("lost.example.test"), S.ACTIVE, S.FAILED)
             assert status.error == ""
-        assert (await vault.load_or_create(authority.directory_url)).uri != lost
+        assert (await vault.load_or_create(authority.directory_url, organization)).uri != lost
 
 
 async def test_a_renewal_brings_another_key_and_a_new_version_and_the_old_one_can_be_revoked(
@@ -173,7 +151,7 @@ async def test_nothing_is_ordered_before_someone_agreed_to_the_terms(
     refusing = dataclasses.replace(authority.options, terms_agreed=False)
     async with desk(tmp_path) as at, side(at, authority, authority_options=refusing):
         status = await at.reached(await at.request("terms.example.test"), S.FAILED)
-        assert "nobody has agreed to the terms" in status.error
+        assert "the terms of service are not accepted" in status.error
 
 
 async def test_an_authority_that_cannot_be_reached_is_a_failure_like_any_other(
@@ -203,6 +181,26 @@ async def test_an_authority_without_renewal_information_has_no_opinion(
         found = await until(lambda: running.controller.reconciler.explain(certificate.name))
         assert found.reasons == (), "valid for long enough"
         assert found.failures == 0
+
+
+async def test_an_authority_for_customers_is_shown_that_we_are_one(tmp_path: Path) -> None:
+    (folder := tmp_path / "authority").mkdir()
+    with pebble(folder, customers={"customer-1": CUSTOMER_KEY}) as strict:
+        shown = {
+            "unknown": strict,
+            "wrong": dataclasses.replace(strict, eab_key_id="customer-1", eab_hmac_key=OTHER_KEY),
+            "right": dataclasses.replace(strict, eab_key_id="customer-1", eab_hmac_key=CUSTOMER_KEY),
+        }
+        told = {}
+        for name, authority in shown.items():
+            (place := tmp_path / name).mkdir()
+            async with desk(place) as at, side(at, authority):
+                certificate = await at.request(f"{name}.example.test")
+                status = await at.reached(certificate, S.ACTIVE, S.FAILED)
+                told[name] = (status.state, status.error)
+    assert told["unknown"] == (S.FAILED, "the authority wants an external account binding")
+    assert told["wrong"][0] is S.FAILED
+    assert told["right"] == (S.ACTIVE, "")
 
 
 async def test_a_self_signed_certificate_needs_nobody(tmp_path: Path, authority: Pebble) -> None:

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from certificates_rig import until
+from support.instances.certificates_rig import until
 
 from fleetplane.domains.proxies.acme.errors import IssuanceFailed
 from fleetplane.domains.proxies.acme.workers import Workers
@@ -24,12 +24,13 @@ async def test_a_call_that_hangs_is_given_up_and_keeps_its_slot_until_it_ends() 
     workers = Workers("the oracle", threads=1, call_seconds=0.05)
     release = threading.Event()
     with pytest.raises(IssuanceFailed, match="the oracle did not answer in"):
-        await workers.run(release.wait, 20)
+        await workers.run(release.wait, 60)
     assert workers.running == 1
     with pytest.raises(IssuanceFailed):
         await workers.run(lambda: None)
     release.set()
     await until(lambda: workers.running == 0)
+    workers._call_seconds = 60.0
     assert await workers.run(lambda: "again") == "again"
 
 
@@ -42,7 +43,7 @@ async def test_no_more_calls_run_at_a_time_than_there_are_slots() -> None:
         with lock:
             running[0] += 1
             most[0] = max(most[0], running[0])
-        go.wait(10)
+        go.wait(60)
         with lock:
             running[0] -= 1
 
@@ -57,7 +58,7 @@ async def test_no_more_calls_run_at_a_time_than_there_are_slots() -> None:
 async def test_one_who_leaves_does_not_disturb_the_thread_or_those_after() -> None:
     workers = Workers("someone", threads=1)
     release = threading.Event()
-    task = asyncio.create_task(workers.run(release.wait, 20))
+    task = asyncio.create_task(workers.run(release.wait, 60))
     await until(lambda: workers.running == 1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -4,13 +4,13 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from dns_doubles import PlainDns, ZoneFile, powerdns
-from pebble_lab import Pebble
+from support.proxies.dns_doubles import PlainDns, ZoneFile, powerdns
+from support.proxies.pebble_lab import Pebble
 
-from fleetplane.domains.proxies.acme.dns import DnsProvider, DnsZones
+from fleetplane.domains.proxies.acme.dns.lexicon import LexiconDns, known_provider
+from fleetplane.domains.proxies.acme.dns.propagation import Propagation
+from fleetplane.domains.proxies.acme.dns.provider import DnsProvider, DnsZones
 from fleetplane.domains.proxies.acme.errors import IssuanceFailed
-from fleetplane.domains.proxies.acme.lexicon_dns import LexiconDns, known_provider
-from fleetplane.domains.proxies.acme.propagation import Propagation
 from fleetplane.domains.proxies.acme.workers import Workers
 from fleetplane.kernel.clock import SystemClock
 

@@ -18,8 +18,8 @@ from fleetplane.domains.proxies.acme.renewal import (
     next_attempt_ns,
     renew_at_ns,
 )
-from fleetplane.domains.proxies.kinds import CertificateSpec, CertificateStatus
-from fleetplane.domains.proxies.values import CertificateState
+from fleetplane.domains.proxies.kinds.records import CertificateSpec, CertificateStatus
+from fleetplane.domains.proxies.kinds.values import CertificateState
 
 POLICY = RenewalPolicy()
 EXACT = RenewalPolicy(jitter_share=0.0)
@@ -136,8 +136,12 @@ def test_alarms_get_worse_at_their_thresholds() -> None:
     status = issued(90)
     levels = {left: alarm(status, POLICY, now_ns=START + (90 - left) * DAY_NS) for left in (15, 14, 4, 3, 0)}
     assert levels == {
-        15: Alarm.NONE, 14: Alarm.WARNING, 4: Alarm.WARNING, 3: Alarm.CRITICAL, 0: Alarm.EXPIRED,
-    }  # fmt: skip
+        15: Alarm.NONE,
+        14: Alarm.WARNING,
+        4: Alarm.WARNING,
+        3: Alarm.CRITICAL,
+        0: Alarm.EXPIRED,
+    }
 
 
 def test_a_certificate_that_lives_six_days_does_not_warn_before_it_should_have_been_renewed() -> None:

@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
-from fleetplane.domains.proxies.acme.dns import DnsProvider, DnsZones
-from fleetplane.domains.proxies.acme.zone_file import read_zones
+from fleetplane.domains.proxies.acme.dns.provider import DnsProvider, DnsZones
+from fleetplane.domains.proxies.acme.dns.zone_file import read_zones
 from fleetplane.kernel.errors import SettingsError
 
 
@@ -52,7 +52,7 @@ def test_a_zone_says_whose_it_is(tmp_path: Path) -> None:
     assert named.workspaces == frozenset({"w1", "w2"})
     assert read_zones(written(tmp_path, table + 'workspaces = "*"\n'))["example.com"].workspaces is None
     for missing in ("", 'workspaces = " , "\n'):
-        with pytest.raises(SettingsError, match="must say in workspaces whose it is"):
+        with pytest.raises(SettingsError, match="must name its workspaces in `workspaces`"):
             read_zones(written(tmp_path, table + missing))
 
 

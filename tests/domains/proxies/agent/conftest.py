@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import structlog
-from nginx_rig import Rig, state_folder
-from proxy_server_double import ProxyServerDouble, proxy_server
+from support.proxies.nginx_rig import Rig, state_folder
+from support.proxies.proxy_server_double import ProxyServerDouble, proxy_server
 
 
 @pytest.fixture(autouse=True)

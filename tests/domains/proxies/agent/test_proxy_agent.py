@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import structlog
-from nginx_rig import STEADY_SECONDS, Backend, Rig, backend, free_port, host, saying, upstream
-from proxy_server_double import AGENT_ID, TOKEN, ProxyServerDouble, until
+from support.proxies.nginx_rig import STEADY_SECONDS, Backend, Rig, backend, host, saying, upstream
+from support.proxies.proxy_server_double import AGENT_ID, TOKEN, ProxyServerDouble, until
+from support.shared.free_ports import free_port
 
-from fleetplane.domains.proxies.agent import journal as journals
-from fleetplane.domains.proxies.agent.applier import Step
+from fleetplane.domains.proxies.agent.agent import AgentPolicy, ProxyAgent
 from fleetplane.domains.proxies.agent.assembly import Tuning, assemble
 from fleetplane.domains.proxies.agent.credential import CredentialFile
-from fleetplane.domains.proxies.agent.journal import Phase
-from fleetplane.domains.proxies.agent.link import ServerAddress
-from fleetplane.domains.proxies.agent.prober import ProberPolicy
-from fleetplane.domains.proxies.agent.proxy_agent import AgentPolicy, ProxyAgent
-from fleetplane.domains.proxies.agent.shipping import ShippingPolicy
+from fleetplane.domains.proxies.agent.nginx import change_journal as journals
+from fleetplane.domains.proxies.agent.nginx.change_journal import Phase
+from fleetplane.domains.proxies.agent.nginx.confinement import Confinement
+from fleetplane.domains.proxies.agent.nginx.staging import Step
+from fleetplane.domains.proxies.agent.reports.log_shipping import ShippingPolicy
+from fleetplane.domains.proxies.agent.reports.prober import ProberPolicy
+from fleetplane.domains.proxies.agent.server_address import ServerAddress
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import SystemClock
@@ -50,17 +56,19 @@ def make(
     token: str = TOKEN,
     tuning: Tuning = TUNING,
     witness: Callable[[Step], None] = lambda _: None,
+    confinement: Confinement | None = None,
 ) -> ProxyAgent:
     return assemble(
         site=rig.site,
         managed=True,
         token=token,
-        connect=ServerAddress(address=server.address, authority=server.authority).channel,
+        server=ServerAddress(address=server.address, authority=server.authority),
         introduction=pb.RegistrationRequest(hostname="web-01", labels={"env": "test"}),
         clock=SystemClock(),
         log=structlog.get_logger(),
         tuning=tuning,
         witness=witness,
+        confinement=confinement,
     )
 
 
@@ -118,7 +126,7 @@ async def test_a_refused_agent_keeps_nginx_serving_and_asks_again(
     async with running(rig, server):
         await until(lambda: len(server.registrations) >= 2)
         assert rig.nginx.master() is not None
-        assert not rig.paths.credential.exists()
+        assert b"agent_id" not in rig.paths.credential.read_bytes()
         server.known_token = TOKEN
         await until(lambda: server.health)
 
@@ -146,10 +154,12 @@ async def test_the_outcome_of_a_change_arrives_though_the_server_left_in_the_mid
     port = free_port()
     async with running(rig, server):
         await deploy(server, saying(1, port))
+        server.acknowledges = False  # nothing that it hears from now on is known when it comes back
         server.send(config_update=saying(2, port))
         await until(lambda: "APPLYING" in server.states(2))
         await server.stop()
         server.statuses.clear()
+        server.acknowledges = True
         await until(lambda: rig.releases.current().startswith("2-"))
         await server.start()
         await until(lambda: "SUCCESS" in server.states(2))
@@ -203,9 +213,6 @@ async def test_health_and_figures_are_reported(rig: Rig, server: ProxyServerDoub
 async def test_an_nginx_that_dies_is_started_again_and_the_server_hears_of_it(
     rig: Rig, server: ProxyServerDouble
 ) -> None:
-    import os
-    import signal
-
     port = free_port()
     async with running(rig, server):
         await deploy(server, saying(1, port))
@@ -213,6 +220,30 @@ async def test_an_nginx_that_dies_is_started_again_and_the_server_hears_of_it(
         assert master is not None
         os.kill(master.pid, signal.SIGKILL)
         await until(lambda: "nginx.started" in [event.event_type for event in server.events])
+        assert await get(port) == "1"
+
+
+async def test_a_crash_is_told_once_however_often_nginx_cannot_be_started(
+    rig: Rig, server: ProxyServerDouble
+) -> None:
+    def told(kind: str) -> int:
+        return [event.event_type for event in server.events].count(kind)
+
+    port = free_port()
+    async with running(rig, server):
+        await deploy(server, saying(1, port))
+        text = rig.paths.config.read_text()
+        rig.paths.config.write_text("nonsense;")
+        master = rig.nginx.master()
+        assert master is not None
+        os.kill(master.pid, signal.SIGTERM)
+        await until(lambda: told("nginx.stopped"))
+        tries = len(server.health)
+        await until(lambda: len(server.health) > tries + 2)  # each try is followed by a report
+        assert (told("nginx.crashed"), told("nginx.stopped"), told("nginx.started")) == (1, 1, 0)
+        rig.paths.config.write_text(text)
+        await until(lambda: told("nginx.started"))
+        assert (told("nginx.crashed"), told("nginx.stopped"), told("nginx.started")) == (1, 1, 1)
         assert await get(port) == "1"
 
 
@@ -225,35 +256,134 @@ async def test_a_configuration_changed_by_hand_is_told(rig: Rig, server: ProxySe
         await until(lambda: "config_drift" in [alert.id for alert in server.health[-1].alerts])
 
 
+async def test_a_configuration_changed_by_hand_is_repaired_where_that_is_allowed(
+    rig: Rig, server: ProxyServerDouble
+) -> None:
+    port = free_port()
+    repairing = replace(TUNING, agent=replace(TUNING.agent, repair_drift=True))
+    async with running(rig, server, tuning=repairing):
+        await deploy(server, saying(1, port))
+        changed = rig.paths.current / "conf.d" / "host-h1.conf"
+        changed.write_text(changed.read_text().replace("200 1", "200 mine"))
+        await until(lambda: "config.repaired" in [event.event_type for event in server.events])
+        told = [event.event_type for event in server.events]
+        assert told.index("config.drift") < told.index("config.repaired")
+        assert "200 1" in (rig.paths.current / "conf.d" / "host-h1.conf").read_text()
+        await until(lambda: "config_drift" not in [alert.id for alert in server.health[-1].alerts])
+        assert await get(port) == "1"
+        assert server.states(1).count("SUCCESS") == 1, "the version is what it was"
+
+
+async def test_what_was_set_aside_is_told_with_the_version_and_as_an_alert(
+    rig: Rig, server: ProxyServerDouble
+) -> None:
+    port = free_port()
+    async with running(rig, server):
+        update = saying(1, port)
+        unclosed = pb.Location(path="~ ^/(unclosed", root="/srv/www/nowhere")
+        update.virtual_hosts.append(host(port, unclosed, identity="h2", name="b.test"))
+        await deploy(server, update)
+        (last,) = [status for status in server.statuses if status.status == pb.SUCCESS]
+        assert "conf.d/host-h2.conf:" in last.set_aside["virtual_host/h2"]
+        assert "virtual host h2" in last.error_message
+        await until(lambda: server.health[-1].config_version == 1)
+        (alert,) = [one for one in server.health[-1].alerts if one.id.startswith("set_aside:")]
+        assert (alert.id, alert.severity) == ("set_aside:virtual_host/h2", "error")
+        await deploy(server, saying(2, port))
+        await until(lambda: "set_aside:" not in str(server.health[-1].alerts))
+
+
+async def test_a_server_with_another_store_may_begin_its_versions_anew(
+    rig: Rig, server: ProxyServerDouble
+) -> None:
+    port = free_port()
+    server.lineage = "first"
+    async with running(rig, server):
+        await deploy(server, saying(7, port))
+        server.send(config_update=saying(2, port))
+        await until(lambda: "FAILED" in server.states(2))
+    server.lineage = "second"
+    async with running(rig, server):
+        await until(lambda: len(server.registrations) == 2)
+        await deploy(server, saying(2, port))
+        assert await get(port) == "2"
+
+
+async def test_typed_hosts_are_tried_beside_what_is_served_and_nothing_changes(
+    rig: Rig, server: ProxyServerDouble
+) -> None:
+    port, secure_port = free_port(), free_port()
+    async with running(rig, server):
+        await deploy(server, saying(1, port))
+        released = rig.releases.current()
+
+        async def tried(command_id: str, **candidate: Any) -> dict[str, str]:
+            order = pb.ValidateConfigCommand(candidate=pb.ConfigUpdate(**candidate))
+            server.send(command=pb.Command(command_id=command_id, validate_config=order))
+            await until(lambda: command_id in server.results())
+            return server.results()[command_id]
+
+        good = host(port, pb.Location(path="/", upstream_id="u2"), identity="new", name="b.test")
+        fine = await tried("a", virtual_hosts=[good], upstreams=[upstream("127.0.0.1:9", identity="u2")])
+        assert (fine["success"], fine["message"]) == ("true", "The configuration is valid")
+        nowhere = upstream("fleetplane-test.invalid:80", identity="u2")
+        unresolved = await tried("b", virtual_hosts=[good], upstreams=[nowhere])
+        assert (unresolved["success"], "host not found" in unresolved["message"]) == ("false", True)
+        assert "conf.d/upstream-u2.conf:" in unresolved["message"]
+        clash = await tried("c", virtual_hosts=[host(port, identity="new")])
+        assert "conflicting server name" in clash["message"]
+        own = await tried("d", virtual_hosts=[host(port, identity="h1")])
+        assert own["success"] == "true", "it takes the place of the host that it is"
+        secured = host(secure_port, identity="tls", name="c.test")
+        secured.ssl_enabled, secured.ssl_certificate_id = True, "cert-1"
+        sent = {"cert-1": pb.Certificate(id="cert-1", domain="c.test", certificate_pem="withheld")}
+        assert (await tried("e", virtual_hosts=[secured], certificates=sent))["success"] == "true"
+        served = await tried("f")
+        assert served["success"] == "true", "what is served is tested alone"
+        assert (rig.releases.current(), await get(port)) == (released, "1")
+        assert [path.name for path in rig.paths.releases.glob("*-*")].count(released) == 1
+
+
 async def test_a_dead_upstream_server_is_left_out_and_taken_back(rig: Rig, server: ProxyServerDouble) -> None:
     port = free_port()
     check = pb.HealthCheckConfig(
-        enabled=True, path="/health", interval_seconds=1, timeout_seconds=1,
-        healthy_threshold=2, unhealthy_threshold=2,
-    )  # fmt: skip
+        enabled=True,
+        path="/health",
+        interval_seconds=1,
+        timeout_seconds=10,
+        healthy_threshold=2,
+        unhealthy_threshold=2,
+    )
     async with backend("one") as one, backend("two") as two, running(rig, server):
         group = upstream(one.address, two.address, health_check=check)
         update = pb.ConfigUpdate(
             version=1, upstreams=[group], virtual_hosts=[host(port, pb.Location(path="/", upstream_id="u1"))]
         )
         await deploy(server, update)
-        assert {await get(port) for _ in range(6)} == {"one", "two"}
+        await _until_answered_by(port, {"one", "two"})
 
         await two.stop()
         await until(_told(server, "upstream.server_down", two))
         await until(lambda: _settled(rig) and "down;" in _upstreams(rig))
-        assert {await get(port) for _ in range(10)} == {"one"}
+        await _until_answered_by(port, {"one"})
         assert server.health[-1].config_version == 1
 
         await two.start()
         await until(_told(server, "upstream.server_up", two))
         await until(lambda: _settled(rig) and "down;" not in _upstreams(rig))
-        assert {await get(port) for _ in range(10)} == {"one", "two"}
+        await _until_answered_by(port, {"one", "two"})
 
         one.status = two.status = 503
         await until(lambda: any(alert.id == "upstream_dead:u1" for alert in server.health[-1].alerts))
         await until(lambda: _settled(rig) and "down;" not in _upstreams(rig))
     assert server.states(1).count("SUCCESS") == 1, "what health checks change is no affair of the server's"
+
+
+async def _until_answered_by(port: int, names: set[str]) -> None:
+    """By all of these and no other, once workers of the configuration before are gone."""
+    async with asyncio.timeout(60):
+        while {await get(port) for _ in range(10)} != names:
+            pass
 
 
 def _settled(rig: Rig) -> bool:
@@ -262,7 +392,7 @@ def _settled(rig: Rig) -> bool:
 
 
 def _upstreams(rig: Rig) -> str:
-    return (rig.paths.current / "conf.d" / "upstreams.conf").read_text()
+    return "".join(path.read_text() for path in (rig.paths.current / "conf.d").glob("upstream-*.conf"))
 
 
 def _told(server: ProxyServerDouble, event_type: str, one: Backend) -> Callable[[], bool]:
@@ -332,14 +462,22 @@ def _responses(server: ProxyServerDouble) -> float:
     )
 
 
-async def test_a_batch_that_is_refused_is_sent_again(rig: Rig, server: ProxyServerDouble) -> None:
+async def test_a_batch_that_is_refused_is_sent_again_by_column_where_the_server_takes_it_so(
+    rig: Rig, server: ProxyServerDouble
+) -> None:
+    def uris() -> list[str]:
+        packed = [msgspec.msgpack.decode(one.columns) for one in server.log_batches if one.columns]
+        return [uri for one in packed for uri in one["fields"]["uri"]]
+
     port = free_port()
+    server.log_columns = True
     async with running(rig, server):
         await deploy(server, saying(1, port))
         server.refused_logs = 2
         await get(port, "/x")
-        await until(lambda: [entry.fields["uri"] for entry in server.lines()] == ["/x"])
+        await until(lambda: uris() == ["/x"])
         assert server.refused_logs == 0
+        assert server.lines() == [], "nothing came twice"
 
 
 # Commands.
@@ -353,7 +491,7 @@ async def test_commands_are_done_and_what_came_of_them_is_told(rig: Rig, server:
         await until(lambda: identity in server.results())
         return server.results()[identity]
 
-    async with running(rig, server):
+    async with running(rig, server, confinement=await Confinement.probe()):
         await deploy(server, saying(1, port))
         workers = rig.nginx.workers()
         reloaded = await order("r", reload=pb.ReloadCommand(graceful=True))
@@ -370,7 +508,13 @@ async def test_commands_are_done_and_what_came_of_them_is_told(rig: Rig, server:
 
         text = "events {} http { nonsense; }"
         bad = await order("v", validate_config=pb.ValidateConfigCommand(config_content=text))
-        assert (bad["success"], 'unknown directive "nonsense"' in bad["message"]) == ("false", True)
+        assert (bad["success"], "line 1: the directive 'nonsense'" in bad["message"]) == ("false", True)
+        text = "events {}\nhttp { server { listen 80; } server {\n listen 80 bad; } }"
+        wrong = await order("v2", validate_config=pb.ValidateConfigCommand(config_content=text))
+        assert (wrong["success"], 'invalid parameter "bad" in /nginx.conf:3' in wrong["message"]) == (
+            "false",
+            True,
+        ), wrong
         good = await order("w", validate_config=pb.ValidateConfigCommand(config_content="events {}"))
         assert good["success"] == "true"
         evil = await order("x", validate_config=pb.ValidateConfigCommand(config_content="load_module x.so;"))
@@ -398,7 +542,7 @@ async def test_a_rolled_back_version_is_told_with_nginxs_words(rig: Rig, server:
         with socket.socket() as holder:
             holder.bind(("127.0.0.1", 0))
             holder.listen()
-            update = saying(2, port)
+            update = saying(2, port, "1")  # nothing else is new
             update.virtual_hosts.append(host(holder.getsockname()[1], identity="h2"))
             server.send(config_update=update)
             await until(lambda: "ROLLED_BACK" in server.states(2))

@@ -9,18 +9,20 @@ import grpc
 import grpc.aio
 import pytest
 
-from fleetplane.domains.proxies.agent import confirmation
-from fleetplane.domains.proxies.agent.alerts import Figures, expiring
-from fleetplane.domains.proxies.agent.confirmation import Confirmed, Look, Trial, Worker
-from fleetplane.domains.proxies.agent.foreign import foreign_fault, names_pid, with_scratch
-from fleetplane.domains.proxies.agent.health import Verdicts, probes
-from fleetplane.domains.proxies.agent.journal import TABLE, Event, Journal, Phase, State, Status
-from fleetplane.domains.proxies.agent.link import LinkLost, Refused, Superseded, translated
-from fleetplane.domains.proxies.agent.outbox import Outbox
-from fleetplane.domains.proxies.agent.stub_status import StubStatus, parse_stub_status
+from fleetplane.domains.proxies.agent.nginx import confirmation
+from fleetplane.domains.proxies.agent.nginx.change_journal import TABLE, Event, Journal, Phase, State, Status
+from fleetplane.domains.proxies.agent.nginx.confirmation import Confirmed, Look, Trial, Worker
+from fleetplane.domains.proxies.agent.nginx.stub_status import StubStatus, parse_stub_status
+from fleetplane.domains.proxies.agent.outbox import ProxyOutbox, receipt_of
+from fleetplane.domains.proxies.agent.reports.alerts import Figures, expiring
+from fleetplane.domains.proxies.agent.reports.upstream_health import Verdicts, probes
+from fleetplane.domains.proxies.agent.server_address import Superseded, translated
 from fleetplane.domains.proxies.agent.updates import Updates
+from fleetplane.domains.proxies.nginx.foreign import foreign_fault, text_to_test
+from fleetplane.domains.proxies.nginx.paths import ANYWHERE
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import IntegrityError
+from fleetplane.node.link import LinkLost, Refused
 
 OLD = frozenset({Worker(10, 1), Worker(11, 1)})
 NEW = frozenset({Worker(20, 2), Worker(21, 2)})
@@ -251,14 +253,17 @@ async def test_an_update_that_comes_again_while_it_is_applied_is_not_applied_twi
 # Small things.
 
 
-def test_the_outbox_drops_the_oldest_and_counts_it() -> None:
-    outbox = Outbox(limit=2)
+def test_the_outbox_keeps_what_was_not_acknowledged_and_tells_of_receipts() -> None:
+    outbox = ProxyOutbox(limit=2)
     for number in range(3):
-        outbox.put(pb.Event(event_id=str(number)))
-    assert [payload.event_id for payload in outbox.waiting() if isinstance(payload, pb.Event)] == ["1", "2"]
-    assert outbox.dropped == 1
-    assert outbox.acknowledged("1")
-    assert not outbox.acknowledged("1")
+        outbox.add(pb.Event(event_id=str(number)))
+    outbox.add(status := pb.ConfigStatus(config_id="c", version=1, status=pb.SUCCESS))
+    assert outbox.dropped == 2
+    assert outbox.acknowledged("2")
+    assert not outbox.acknowledged("2")
+    assert outbox.unsent() == [(receipt_of(status), status)]
+    assert outbox.receipts.get_nowait() == pb.Event(event_id="2")
+    assert outbox.receipts.empty()
 
 
 def test_nginxs_own_figures_are_read() -> None:
@@ -288,18 +293,18 @@ def test_nginxs_own_figures_are_read() -> None:
     ],
 )
 def test_a_foreign_configuration_that_could_do_harm_is_not_even_tested(content: str) -> None:
-    assert foreign_fault(content)
+    assert foreign_fault(content, ANYWHERE)
 
 
 def test_a_foreign_configuration_opens_nothing_of_the_machines_by_default() -> None:
     content = "events {}\nhttp {\n  proxy_temp_path mine; server { }\n}"
-    made = with_scratch(content, Path("/t"))
-    assert made.splitlines()[0] == "events {}"
-    assert len(made.splitlines()) == len(content.splitlines())
+    made = text_to_test(content, Path("/t"))
+    assert made.splitlines()[0].endswith("events { }")
+    assert [line.split()[0] for line in made.splitlines()[1:]] == ["http", "server"], "each on its line"
     assert "client_body_temp_path /t/client_body;" in made
     assert "access_log off;" in made
     assert made.count("proxy_temp_path") == 1
-    assert with_scratch("events {}", Path("/t")) == "events {}"
+    assert "proxy_temp_path /t/proxy;" in made
 
 
 def test_an_agent_whose_stream_was_taken_over_does_not_hurry() -> None:
@@ -313,6 +318,5 @@ def test_an_agent_whose_stream_was_taken_over_does_not_hurry() -> None:
 
 def test_a_harmless_foreign_configuration_is_tested() -> None:
     content = "pid nginx.pid; events {} http { access_log off; server { return 200 '${host} # {'; } }"
-    assert foreign_fault(content) == ""
-    assert names_pid(content)
-    assert not names_pid("# pid x;\nevents {}")
+    assert foreign_fault(content, ANYWHERE) == ""
+    assert "pid nginx.pid" not in text_to_test(content, Path("/t"))

@@ -10,21 +10,56 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from nginx_rig import Rig, free_port, host, state_folder
+from support.proxies.nginx_rig import Rig, host, state_folder
+from support.shared.free_ports import free_port
 
-from fleetplane.domains.proxies.agent.applier import Applier
-from fleetplane.domains.proxies.agent.blocks import custom
-from fleetplane.domains.proxies.agent.checksum import checksum
-from fleetplane.domains.proxies.agent.http_get import get_unix
-from fleetplane.domains.proxies.agent.journal import State
-from fleetplane.domains.proxies.agent.quoting import Unrenderable, argument, split_arguments
+from fleetplane.domains.proxies.agent.nginx.applier import Applier
+from fleetplane.domains.proxies.agent.nginx.change_journal import State
+from fleetplane.domains.proxies.agent.nginx.http_get import get_unix
+from fleetplane.domains.proxies.nginx import judging
+from fleetplane.domains.proxies.nginx.blocks import Directive
+from fleetplane.domains.proxies.nginx.checksum import checksum
+from fleetplane.domains.proxies.nginx.paths import ANYWHERE
+from fleetplane.domains.proxies.nginx.quoting import Unrenderable, argument, split_arguments
+from fleetplane.domains.proxies.nginx.table import Context
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
+
+def custom(directives: dict[str, str]) -> list[Directive]:
+    return judging.raw(directives, {Context.LOCATION}, ANYWHERE, where="here")
+
+
 HOSTILE = [
-    "#x", "a\\", '"; } server {', "'", '"', "\\\\", "\\n", '\\"', "{", "}", ";", " ", "", "a b", "a#b", "# ;",
-    "${", "é∂ß漢", "\\'", 'a\\"b', "} http {", "//", "~ ^", "x;", "\\;", "'; return 500;", '" "',
-    "\u2028", "a  b",
-]  # fmt: skip
+    "#x",
+    "a\\",
+    '"; } server {',
+    "'",
+    '"',
+    "\\\\",
+    "\\n",
+    '\\"',
+    "{",
+    "}",
+    ";",
+    " ",
+    "",
+    "a b",
+    "a#b",
+    "# ;",
+    "${",
+    "é∂ß漢",
+    "\\'",
+    'a\\"b',
+    "} http {",
+    "//",
+    "~ ^",
+    "x;",
+    "\\;",
+    "'; return 500;",
+    '" "',
+    "\u2028",
+    "a  b",
+]
 LETTERS = "\\\"'{};#~^ abnrtx$é\u00a0"
 
 
@@ -105,7 +140,7 @@ def test_arguments_are_taken_apart_as_they_were_put_together(values: list[str]) 
 @given(st.text(LETTERS, max_size=30))
 def test_a_users_directive_is_refused_or_stays_one_directive(text: str) -> None:
     try:
-        (made,) = custom({"add_header": text}, where="here")
+        (made,) = custom({"add_header": text})
     except Unrenderable:
         return
     assert split_arguments(" ".join(map(argument, made.arguments))) == made.arguments
@@ -145,23 +180,25 @@ def test_a_users_value_is_read_as_nginx_reads_it(text: str, arguments: tuple[str
 )
 def test_directives_that_reach_beyond_are_refused(name: str) -> None:
     with pytest.raises(Unrenderable):
-        custom({name: "x"}, where="here")
+        custom({name: "x"})
 
 
 def test_sockets_of_the_machine_are_out_of_reach() -> None:
     with pytest.raises(Unrenderable):
-        custom({"fastcgi_pass": "unix:/run/docker.sock"}, where="here")
+        custom({"fastcgi_pass": "unix:/run/docker.sock"})
     with pytest.raises(Unrenderable):
-        custom({"proxy_pass": "http://unix:/run/docker.sock:/"}, where="here")
+        custom({"proxy_pass": "http://unix:/run/docker.sock:/"})
 
 
 def test_both_sides_take_the_same_checksum() -> None:
     from fleetplane.domains.proxies import wire
 
     update = pb.ConfigUpdate(
-        config_id="c", version=3, virtual_hosts=[host(80, pb.Location(path="/é"))],
+        config_id="c",
+        version=3,
+        virtual_hosts=[host(80, pb.Location(path="/é"))],
         global_settings=pb.GlobalSettings(env_vars={"B": "2", "A": "1"}),
-    )  # fmt: skip
+    )
     assert checksum(update) == wire.checksum(update)
 
 

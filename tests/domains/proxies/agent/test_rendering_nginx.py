@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import re
 import ssl
@@ -10,13 +11,17 @@ from typing import Any
 
 import httpx
 import pytest
-from nginx_rig import Rig, backend, binary, free_port, host, saying, upstream
-from throwaway_ca import ThrowawayCa
+from support.proxies.nginx_rig import Rig, backend, binary, host, saying, upstream, web_folder
+from support.shared.free_ports import free_port
+from support.shared.throwaway_ca import ThrowawayCa
 
-from fleetplane.domains.proxies.agent.journal import State
-from fleetplane.domains.proxies.agent.quoting import Unrenderable
-from fleetplane.domains.proxies.agent.rendering import render
-from fleetplane.domains.proxies.agent.site import Binary, Paths, Site
+from fleetplane.domains.proxies import wire
+from fleetplane.domains.proxies.agent.nginx.change_journal import State
+from fleetplane.domains.proxies.kinds.records import VirtualHostSpec
+from fleetplane.domains.proxies.kinds.values import Location
+from fleetplane.domains.proxies.nginx.quoting import Unrenderable
+from fleetplane.domains.proxies.nginx.rendering import render
+from fleetplane.domains.proxies.nginx.site import Binary, Paths, Site
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import SettingsError
 
@@ -40,9 +45,15 @@ def certificate(folder: Path, ca: ThrowawayCa) -> pb.Certificate:
 
 def secure(port: int, *locations: pb.Location, **options: Any) -> pb.VirtualHost:
     return pb.VirtualHost(
-        id="h1", name="h1", server_name="a.test localhost", listen_port=port, ssl_enabled=True,
-        ssl_certificate_id="cert-1", locations=locations, **options,
-    )  # fmt: skip
+        id="h1",
+        name="h1",
+        server_name="a.test localhost",
+        listen_port=port,
+        ssl_enabled=True,
+        ssl_certificate_id="cert-1",
+        locations=locations,
+        **options,
+    )
 
 
 # What NGINX is told.
@@ -111,8 +122,9 @@ def test_a_host_that_answers_challenges_itself_does_so(modifier: str) -> None:
     own = pb.Location(path=f"{modifier}/.well-known/acme-challenge/", root="/var/www/challenges")
     said = text(pb.ConfigUpdate(virtual_hosts=[host(80, own)]), acme_responder="127.0.0.1:5002")
     server = said.split("server_name a.test")[1].split("\nserver {")[0]
-    assert server.count("acme-challenge") == 1, "NGINX refuses a second location for one prefix"
-    assert "root /var/www/challenges;" in server
+    locations = re.findall(r"^ +location .*acme-challenge", server, re.MULTILINE)
+    assert len(locations) == 1, "NGINX refuses a second location for one prefix"
+    assert 'root "${fleetplane_inside}/var/www/challenges";' in server
 
 
 @pytest.mark.parametrize(
@@ -172,7 +184,7 @@ def test_a_state_directory_too_deep_for_a_socket_is_refused_at_once() -> None:
 
 async def test_tls_http2_headers_rewrites_and_files_are_served(rig: Rig, tmp_path: Path) -> None:
     ca, port, plain = ThrowawayCa(), free_port(), free_port()
-    public = rig.paths.state / "public"
+    public = web_folder(rig.paths.state)
     public.mkdir()
     (public / "page.html").write_text("a page")
     async with backend("b") as behind:
@@ -249,7 +261,7 @@ def _negotiated(port: int, trust: ssl.SSLContext, *, name: str = "localhost") ->
 
     trust.set_alpn_protocols(["h2", "http/1.1"])
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=5) as raw,
+        socket.create_connection(("127.0.0.1", port), timeout=60) as raw,
         trust.wrap_socket(raw, server_hostname=name) as wrapped,
     ):
         return wrapped.selected_alpn_protocol()
@@ -275,7 +287,46 @@ async def test_a_challenge_is_answered_by_the_responder_even_where_all_else_is_r
                 answer = await client.get(f"{base}/.well-known/acme-challenge/x", headers=there)
                 assert answer.text == "the token"
                 other = await client.get(f"{base}/else", headers=there)
-                assert other.status_code == (404 if version == 1 else 301)
+                assert other.status_code == (421 if version == 1 else 301)
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_server_sent_events_pass_as_they_come_where_that_is_asked_for(
+    rig: Rig, streaming: bool
+) -> None:
+    port, go_on = free_port(), asyncio.Event()
+
+    async def events(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        writer.write(b"data: first\n\n")
+        await writer.drain()
+        await go_on.wait()
+        writer.write(b"data: second\n\n")
+        writer.close()
+
+    source = await asyncio.start_server(events, "127.0.0.1", 0)
+    address = f"127.0.0.1:{source.sockets[0].getsockname()[1]}"
+    location = Location(path="/", proxy_pass=f"http://{address}", streaming=streaming)
+    spec = VirtualHostSpec(name="n", server_name="a.test", listen_port=port, locations=(location,))
+    sent = pb.ConfigUpdate.FromString(wire.candidate({"h1": spec}, {}, {}))
+    sent.version = 1
+    applier = rig.applier()
+    await applier.open()
+    assert (await applier.apply(sent, rig.report)).state is State.SUCCESS
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET / HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n")
+    try:
+        async with asyncio.timeout(60.0 if streaming else 1.0):
+            early = await reader.readuntil(b"data: first\n\n")
+    except TimeoutError:
+        early = b""
+    go_on.set()
+    rest = await reader.read()
+    writer.close()
+    source.close()
+    assert (b"first" in early) is streaming
+    assert b"second" in rest
 
 
 async def test_a_name_that_is_given_twice_never_reaches_nginx_as_a_mere_warning(rig: Rig) -> None:
@@ -285,4 +336,6 @@ async def test_a_name_that_is_given_twice_never_reaches_nginx_as_a_mere_warning(
     update.virtual_hosts.append(update.virtual_hosts[0])
     update.virtual_hosts[1].id = "h2"
     outcome = await applier.apply(update, rig.report)
-    assert (outcome.state, "conflicting server name" in outcome.error) == (State.FAILED, True)
+    assert outcome.state is State.SUCCESS
+    assert list(outcome.set_aside) == ["virtual_host/h2"]
+    assert "conflicting server name" in outcome.set_aside["virtual_host/h2"]

@@ -1,0 +1,123 @@
+"""What an agent keeps running and drives, without its server: refusals, ends, and a start from disk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import structlog
+from support.boards.boards_rig import until
+
+from fleetplane.domains.boards.agent.audit import AuditTrail
+from fleetplane.domains.boards.agent.config import ProgramsSection, RuleSection
+from fleetplane.domains.boards.agent.desired.keeper import DesiredKeeper
+from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
+from fleetplane.domains.boards.agent.membership import IdentityFolder
+from fleetplane.domains.boards.agent.pins.pins import Pins
+from fleetplane.domains.boards.agent.pins.rules import PinPolicy
+from fleetplane.gen.boards import boards_pb2 as pb
+from fleetplane.kernel.clock import SystemClock
+
+RULES = (
+    RuleSection(program="/usr/bin/sleep", forms=(("[0-9]+",),)),
+    RuleSection(program="/usr/bin/ls", forms=(("/.*",),)),
+)
+HIGH = pb.GPIORequest.HIGH
+
+
+def wanted(version: str, *programs: tuple[str, str], pins: tuple[int, ...] = ()) -> pb.DesiredState:
+    """Programs as a command and its one argument; those that sleep are up at once, others never."""
+    return pb.DesiredState(
+        set="lab",
+        version=version,
+        programs=[
+            pb.DesiredProgram(
+                name=f"p{at}",
+                command=command,
+                args=[argument],
+                up_seconds=0.0 if command.endswith("sleep") else 300.0,
+            )
+            for at, (command, argument) in enumerate(programs)
+        ],
+        pins=[pb.DesiredPin(pin=pin, state=HIGH) for pin in pins],
+    )
+
+
+@contextlib.asynccontextmanager
+async def keeping(
+    folder: Path, copper: SimulatedBoard, rules: tuple[RuleSection, ...] = RULES
+) -> AsyncIterator[DesiredKeeper]:
+    identity, clock, log = IdentityFolder(folder), SystemClock(), structlog.get_logger()
+    identity.make()
+    with AuditTrail(identity.audit, clock, log) as audit:
+        async with Pins(copper.open, PinPolicy(), clock, audit=audit.pin) as pins:
+            keeper = DesiredKeeper(
+                folder=identity,
+                pins=pins,
+                policy=ProgramsSection(rules=rules).policy(),
+                pin_policy=PinPolicy(),
+                clock=clock,
+                audit=audit,
+                clean=lambda text: text.replace("missing", "[redacted]"),
+                log=log,
+            )
+            async with asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(keeper.run())
+                yield keeper
+                running.cancel()
+
+
+def has(keeper: DesiredKeeper, version: str) -> bool:
+    said = keeper.applied()
+    return said.version == version and not said.error and all(one.running for one in said.programs)
+
+
+async def test_what_is_refused_changes_nothing_and_what_was_taken_is_run_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    copper = SimulatedBoard()
+    async with keeping(tmp_path, copper) as keeper:
+        await keeper.take(wanted("1", ("/usr/bin/sleep", "1001"), pins=(17,)))
+        await until(lambda: has(keeper, "1"))
+        assert copper.wire(17, "look").level() == 1
+        for refused, why in (
+            (wanted("2", ("/usr/bin/id", "-u")), "allow list"),
+            (wanted("2", ("/usr/bin/sleep", "soon")), "arguments"),
+            (wanted("2", ("/usr/bin/sleep", "1"), pins=(2,)), "protected"),
+        ):
+            before = keeper.applied().failures
+            await keeper.take(refused)
+            said = keeper.applied()
+            assert why in said.error
+            assert (said.version, said.wanted, said.failures) == ("1", "2", before + 1)
+        assert copper.wire(17, "look").level() == 1
+    async with keeping(tmp_path, copper) as keeper:
+        await until(lambda: has(keeper, "1"))
+        assert keeper.applied().wanted == "1", "what was refused is not kept"
+        assert copper.wire(17, "look").level() == 1
+        await keeper.take(pb.DesiredState())  # of no set any more
+        await until(lambda: keeper.applied() == pb.AppliedState(failures=keeper.applied().failures))
+    async with keeping(tmp_path, copper) as keeper:
+        await keeper.take(wanted("3", ("/usr/bin/sleep", "1001")))
+        await until(lambda: has(keeper, "3"))
+    async with keeping(tmp_path, copper, rules=()) as keeper:  # its owner allows nothing any more
+        await until(lambda: "runs no commands" in keeper.applied().error)
+        assert not keeper.applied().programs
+
+
+async def test_a_program_that_ends_is_told_with_its_last_words_and_started_again(tmp_path: Path) -> None:
+    async with keeping(tmp_path, SimulatedBoard()) as keeper:
+        told: list[str] = []
+        keeper.on_news(lambda: told.append(keeper.applied().error))
+        await keeper.take(wanted("1", ("/usr/bin/ls", "/missing")))
+        await until(lambda: keeper.applied().programs and keeper.applied().programs[0].restarts)
+        said = keeper.applied()
+        assert said.version == ""
+        assert said.error.startswith("program p0 ended with 2: ")
+        assert "[redacted]" in said.error, "what the owner wants hidden is not told"
+        assert told[-1] == said.error
+        await keeper.take(wanted("2", ("/usr/bin/sleep", "1001")))
+        await until(lambda: has(keeper, "2"))
+        assert keeper.applied().failures >= 1

@@ -1,0 +1,90 @@
+"""Lines of the access log by column: the same lines as one by one, or a refusal that names the field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from support.proxies.proxy_agents import reporting_agent
+
+from fleetplane.domains.proxies.agent.reports.log_lines import Request, access_batch
+from fleetplane.domains.proxies.traffic.fields import FIELDS, PLACE
+from fleetplane.domains.proxies.traffic.lines import BATCH_LIMIT, access_entry, lines_of
+from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.telemetry import FoundLine
+
+NOW = 1_800_000_000 * 10**9
+REQUESTS = [
+    Request(
+        time="1799999999.123",
+        remote_addr="192.0.2.1",
+        method="GET",
+        uri=f'/ü"{number}',
+        host="a.test",
+        status="200",
+        request_time="0.0125",
+        upstream_response_time="0.5, 0.25",
+        virtual_host_id="h1",
+        location="/",
+    )
+    for number in range(3)
+]
+IDS = ["one", "two", "three"]
+
+
+def test_lines_by_column_are_the_lines_that_come_one_by_one() -> None:
+    agent = reporting_agent("org/o/ws/w", "a1")
+    by_line, by_column = (
+        lines_of(agent, access_batch(REQUESTS, IDS, columns=columns), NOW) for columns in (False, True)
+    )
+    assert by_column == by_line
+    assert [line.detail[PLACE["uri"]] for line in by_line] == [one.uri for one in REQUESTS]
+    assert [line.detail[PLACE["upstream_response_time_ms"]] for line in by_line] == ["250"] * 3
+    assert by_line[0].at_ns == 1_799_999_999_123_000_000
+    shown = [
+        access_entry(FoundLine(source=line.source, at_ns=line.at_ns, body=line.body)) for line in by_line
+    ]
+    assert [(one.id, one.uri, one.response_time_ms) for one in shown] == [
+        (identity, one.uri, 12.5) for identity, one in zip(IDS, REQUESTS, strict=True)
+    ]
+
+
+def test_lines_that_were_kept_with_names_can_still_be_read() -> None:
+    body = msgspec.json.encode({"id": "old", "message": "GET /x HTTP/1.1", "fields": {"uri": "/x"}})
+    shown = access_entry(FoundLine(source="a1", at_ns=NOW, body=body))
+    assert (shown.id, shown.uri, shown.status) == ("old", "/x", 0)
+    short = msgspec.json.encode(("row", ["192.0.2.1", "GET"]))
+    assert access_entry(FoundLine(source="a1", at_ns=NOW, body=short)).method == "GET"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"\xff\xff",
+        pytest.param(b"\x84\xa4time\x90\xa2id\x90\xa6fields\x80\xa1x" + b"\x91" * 100_000, id="deep"),
+        {"time": [1], "id": ["a"]},
+        {"time": [1, 2], "id": ["a"], "fields": {}},
+        {"time": [1], "id": ["a"], "fields": {"status": []}},
+        {"time": [1], "id": ["a"], "fields": {"status": [200]}},
+        {"time": ["x"], "id": ["a"], "fields": {}},
+        {"time": [1] * (BATCH_LIMIT + 1), "id": ["a"] * (BATCH_LIMIT + 1), "fields": {}},
+    ],
+)
+def test_columns_that_make_no_sense_are_refused_by_name(said: Any) -> None:
+    packed = said if isinstance(said, bytes) else msgspec.msgpack.encode(said)
+    with pytest.raises(InvalidArgument) as refused:
+        lines_of(reporting_agent("org/o/ws/w", "a1"), pb.LogBatch(columns=packed), NOW)
+    assert refused.value.field == "logs.columns"
+
+
+def test_fields_that_nobody_knows_are_left_out_and_lines_without_an_id_get_one() -> None:
+    said = {"time": [1, 1], "id": ["", ""], "fields": {"cookie": ["x", "y"], "method": ["GET", "GET"]}}
+    batch = pb.LogBatch(columns=msgspec.msgpack.encode(said))
+    first, second = lines_of(reporting_agent("org/o/ws/w", "a1"), batch, NOW)
+    assert b"x" not in first.body.partition(b"GET")[2]
+    assert len(first.detail) == len(FIELDS)
+    assert first.identity != second.identity
+    again = lines_of(reporting_agent("org/o/ws/w", "a1"), batch, NOW)
+    assert [one.identity for one in again] == [first.identity, second.identity]
