@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_runner import Invoke, Outcome
-from device_api_double import DeviceApiDouble
+from support.gpus.device_api_double import DeviceApiDouble
+from support.shared.cli_runner import Invoke, Outcome
 
 from fleetplane.cli.main import run
 

@@ -5,9 +5,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from cli_runner import Invoke, execute, spawn
-from device_api_double import DeviceApiDouble, eventually
-from nvml_stub import FakeDriver, compile_stub, uuid
+from support.gpus.device_api_double import DeviceApiDouble, eventually
+from support.gpus.nvml_stub import FakeDriver, compile_stub, uuid
+from support.shared.cli_runner import Invoke, execute, spawn
 
 from fleetplane.domains.gpus.agent.library import EventKind
 
@@ -28,13 +28,15 @@ def test_a_bad_xid_list_is_a_usage_error(invoke: Invoke) -> None:
 
 def test_simulated_gpus_need_no_driver_and_sigterm_ends_cleanly(device_api: DeviceApiDouble) -> None:
     agent = spawn("agent", "gpu", "--simulate", "3", "--address", device_api.address, "--log-format", "json")
-    eventually(lambda: len(device_api.gpus) == 3)
+    assert agent.stderr is not None
+    events = [json.loads(agent.stderr.readline())["event"]]
+    while events[-1] != "device_api_joined":
+        events.append(json.loads(agent.stderr.readline())["event"])
+    assert len(device_api.gpus) == 3
     agent.send_signal(signal.SIGTERM)
-    _, err = agent.communicate(timeout=30)
+    _, err = agent.communicate(timeout=60)
     assert agent.returncode == 0
-    events = [json.loads(line)["event"] for line in err.splitlines()]
-    assert events[-1] == "agent_stopped"
-    assert "device_api_joined" in events
+    assert json.loads(err.splitlines()[-1])["event"] == "agent_stopped"
 
 
 def test_the_process_reads_a_driver_root_and_enumerates_again_on_sighup(
@@ -57,6 +59,6 @@ def test_the_process_reads_a_driver_root_and_enumerates_again_on_sighup(
         eventually(lambda: reason() == "Recovered")
     finally:
         agent.terminate()
-        agent.communicate(timeout=30)
+        agent.communicate(timeout=60)
     assert agent.returncode == 0
     assert fake.calls == ["init", "create", "free", "shutdown"] * 2

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from cli_runner import Invoke
-from server_process import running_server
+from support.shared.cli_runner import Invoke, Outcome
+from support.shared.server_process import running_server
+
+from fleetplane.cli.exits import Exit
 
 
 @pytest.fixture
@@ -20,7 +23,8 @@ def data_dir(tmp_path: Path) -> Path:
 
 def test_a_chain_is_verified_edited_and_found_out(invoke: Invoke, data_dir: Path) -> None:
     whole = invoke("audit", "verify", "--data-dir", str(data_dir))
-    assert (whole.code, whole.out) == (0, "intact: 1 entries, up to revision 0\n")
+    assert whole.code == 0
+    assert re.fullmatch(r"intact: [1-9]\d* entries, up to revision \d+\n", whole.out)
 
     with closing(sqlite3.connect(data_dir / "fleetplane.db")) as database, database:
         database.execute("INSERT INTO resources VALUES ('gpu', 's', ?, 1, x'00')", ("evil\n\x1b[2J",))
@@ -39,3 +43,31 @@ def test_a_file_that_is_damaged_or_absent_is_told_in_one_line(invoke: Invoke, da
 
     absent = invoke("audit", "verify", "--data-dir", str(data_dir / "nowhere"))
     assert (absent.code, absent.out, absent.err.count("\n")) == (4, "", 1)
+
+
+def test_a_server_elsewhere_verifies_its_own_log_for_who_may_read_all_of_it(
+    invoke: Invoke, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    with running_server(folder, "--only", "gpus") as server:
+
+        def verify(role: str, *more: str, tenant: str = "") -> Outcome:
+            name = f"{role}-{tenant}"
+            of = ("--tenant", tenant) if tenant else ()
+            made = invoke("tokens", "create", name, "--role", role, *of, "--data-dir", str(folder))
+            (tmp_path / name).write_text(made.out.split()[-1])
+            return invoke(
+                "audit", "verify", "--server", server.web, "--token-file", str(tmp_path / name), *more
+            )
+
+        whole = verify("fleet.auditor")
+        assert (whole.code, whole.out[:8]) == (0, "intact: "), whole.err
+        for refused in (verify("viewer"), verify("admin", tenant="acme")):
+            assert (refused.code, refused.out) == (Exit.DENIED, ""), refused.err
+        foreign = tmp_path / "kept.jsonl"
+        foreign.write_text('{"no": "checkpoint"}\n')
+        assert verify("admin", "--anchor", str(foreign)).code not in (0, 3), "it is of nobody's key"
+        with closing(sqlite3.connect(folder / "fleetplane.db", timeout=60)) as database, database:
+            database.execute("INSERT INTO resources VALUES ('gpu', 's', 'evil', 1, x'00')")
+        edited = verify("owner")
+        assert (edited.code, edited.out[:11]) == (Exit.CONDITION_NOT_MET, "not intact:"), edited.err

@@ -18,14 +18,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from unittest import mock
 
+import grpc
 import pytest
 import yaml
-from cli_runner import COMMAND, Outcome
-from edge_company import at_work, ours_at_work
-from edge_site import Rest, Site, a_tenant, site, until
-from shipped_daemon import ShippedDaemon
+from support.edge.edge_company import at_work, ours_at_work
+from support.edge.edge_identity_rig import Machine
+from support.edge.edge_site import Rest, Site, a_tenant, site, until
+from support.edge.shipped_daemon import ShippedDaemon
+from support.shared.cli_runner import COMMAND, Outcome
 
 from fleetplane.cli.main import run
+from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
+from fleetplane.gen.aegis.cluster.v1 import cluster_pb2_grpc
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("FLEETPLANE_", "AEGIS_"))}
 
@@ -47,15 +51,20 @@ class Shell:
 
     def __init__(self, house: Site, tenant: str) -> None:
         self.environment = CLEAN | {
-            "FLEETPLANE_DATA_DIR": str(house.data_dir), "AEGIS_EFFECTIVE_TENANT": tenant,
-        }  # fmt: skip
+            "FLEETPLANE_DATA_DIR": str(house.data_dir),
+            "AEGIS_EFFECTIVE_TENANT": tenant,
+        }
 
     async def __call__(self, *words: str, **more: str) -> Outcome:
         def call() -> Outcome:
             done = subprocess.run(
-                [*COMMAND, *words], capture_output=True, text=True, timeout=60, check=False,
+                [*COMMAND, *words],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
                 env=self.environment | more,
-            )  # fmt: skip
+            )
             return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
 
         return await asyncio.to_thread(call)
@@ -79,12 +88,17 @@ class Shell:
         """The same in a terminal: its code and everything that it drew."""
         mine, theirs = pty.openpty()
         process = await asyncio.create_subprocess_exec(
-            *COMMAND, "edge", *words, stdin=theirs, stdout=theirs, stderr=theirs,
+            *COMMAND,
+            "edge",
+            *words,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
             env=self.environment | {"TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"},
-        )  # fmt: skip
+        )
         os.close(theirs)
         reading = asyncio.create_task(asyncio.to_thread(_read_all, mine))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             code = await process.wait()
             return code, await reading
 
@@ -119,7 +133,8 @@ async def test_a_token_is_printed_alone_and_listed_daemons_in_every_format(
     house: Site, rest: Rest, shell: Shell
 ) -> None:
     empty = await shell.edge("ls")
-    assert (empty.out, empty.err) == ("", "no daemons; `fleetplane edge token` invites one\n")
+    assert empty.out == ""
+    assert empty.err.startswith("no daemons; `fleetplane edge token` invites one (tenant ")
     made = await shell("edge", "token", "--name", "box", "--ttl", "5m")
     assert made.code == 0
     assert len(made.out.split()) == 1
@@ -133,8 +148,12 @@ async def test_a_token_is_printed_alone_and_listed_daemons_in_every_format(
         table = await shell.edge("ls", "--tag", "prod", "--connected")
         assert table.out.split()[:6] == ["NODE", "NAME", "STATUS", "SYSTEM", "TAGS", "HEARD"]
         assert table.out.splitlines()[1].split()[:5] == [
-            daemon.node_id, "renamed", "Connected", "linux/x86_64", "prod",
-        ]  # fmt: skip
+            daemon.node_id,
+            "renamed",
+            "Connected",
+            "linux/x86_64",
+            "prod",
+        ]
         (host,) = json.loads((await shell.edge("ls", "-o", "json")).out)
         assert (host["node_id"], host["tags"]) == (daemon.node_id, ["prod"])
         (again,) = yaml.safe_load((await shell.edge("ls", "-o", "yaml")).out)
@@ -142,25 +161,127 @@ async def test_a_token_is_printed_alone_and_listed_daemons_in_every_format(
         assert json.loads((await shell.edge("ls", "--disconnected", "-o", "json")).out) == []
 
 
+async def test_workers_are_let_in_listed_and_drained_and_what_concerns_all_tenants_is_set(
+    house: Site, rest: Rest, shell: Shell, tmp_path: Path
+) -> None:
+    made = json.loads(
+        (
+            await shell(
+                "edge", "worker", "token", "--role", "hybrid", "--serves", rest.tenant, "--output", "json"
+            )
+        ).out
+    )
+    async with grpc.aio.insecure_channel(house.edge) as channel:
+        worker = Machine(
+            cluster_pb2_grpc.NodeClusterServiceStub(channel),
+            role=pb.NODE_ROLE_HYBRID,
+            node_id=made["node_id"],
+        )
+        await worker.join(enrolment_token=made["token"])
+        registered = pb.RegisterNodeInner(node_id=worker.node_id, capabilities=pb.NodeCapabilities())
+        await worker.stub.RegisterNode(pb.RegisterNodeRequest(envelope=worker.sealed(registered)))
+        shown = (await shell("edge", "worker", "ls")).out
+        assert (worker.node_id in shown, "hybrid" in shown, rest.tenant in shown) == (True, True, True)
+        assert (await shell("edge", "worker", "drain", worker.node_id)).code == 0
+        beat = pb.NodeHeartbeatInner(node_id=worker.node_id, status=pb.NODE_STATUS_ACTIVE)
+        told = await worker.stub.Heartbeat(pb.NodeHeartbeatRequest(envelope=worker.sealed(beat)))
+        assert [command.drain.drain for command in told.pending_commands] == [True]
+        assert (await shell("edge", "worker", "resume", worker.node_id)).code == 0
+        assert (await shell("edge", "worker", "drain", "nobody")).code == 4
+    document = tmp_path / "all.yaml"
+    document.write_text("spec: {cluster: {heartbeat_interval_secs: 20}}\n")
+    assert (await shell("edge", "config", "set", str(document), "--global")).code == 0
+    try:
+        shown = yaml.safe_load((await shell("edge", "config", "show", "--global")).out)
+        assert shown["layer"]["spec"]["cluster"]["heartbeat_interval_secs"] == 20
+        merged = yaml.safe_load((await shell.edge("config", "show")).out)["merged"]
+        assert merged["spec"]["cluster"]["heartbeat_interval_secs"] == 20
+    finally:
+        assert (await shell("edge", "config", "unset", "--global")).code == 0
+    async with at_work(house, rest) as daemon:
+        assert (await shell("edge", "revoke-tenant", rest.tenant)).code == 130  # it asks, and nobody answers
+        gone = await shell("edge", "revoke-tenant", rest.tenant, "--yes")
+        assert (gone.code, gone.err) == (0, "1 revoked\n")
+        await until(lambda: daemon.refusals)
+    with_tenant = {"FLEETPLANE_TOKEN": house.token(tenant=rest.tenant), "FLEETPLANE_SERVER": house.server.web}
+    assert (await shell("edge", "worker", "ls", **with_tenant)).code == 5
+
+
+async def test_tokens_are_listed_and_withdrawn_and_a_revoked_daemon_is_readmitted(
+    house: Site, rest: Rest, shell: Shell
+) -> None:
+    async with at_work(house, rest) as daemon:
+        made = json.loads((await shell.edge("token", "--name", "spare", "--output", "json")).out)
+        listed = await shell.edge("tokens")
+        assert (made["token_id"] in listed.out, "a new node" in listed.out) == (True, True)
+        assert (await shell.edge("withdraw", made["token_id"])).code == 0
+        (row,) = [
+            one
+            for one in json.loads((await shell.edge("tokens", "--output", "json")).out)
+            if one["token_id"] == made["token_id"]
+        ]
+        assert row["state"] == "revoked"
+        assert (await shell.edge("token", "--node", daemon.node_id)).code == 6
+        assert (await shell.edge("token", "--replace")).code == 2
+        assert (await shell.edge("token", "--node", daemon.node_id, "--replace")).code == 0
+        assert (await shell.edge("readmit", daemon.node_id)).code == 6
+        assert (await shell.edge("revoke", daemon.node_id, "--yes")).code == 0
+        assert (await shell.edge("token", "--node", daemon.node_id, "--replace")).code == 6
+        back = await shell.edge("readmit", daemon.node_id)
+        assert (back.code, f"--node {daemon.node_id}" in back.err) == (0, True)
+        token = (await shell.edge("token", "--node", daemon.node_id)).out.strip()
+        again = await ShippedDaemon.enroll(house.edge, token, node_id=daemon.node_id)
+        assert (await rest.host(again.node_id))["status"] == "Disconnected"
+
+
+def test_a_server_that_answers_in_the_shipped_shapes_does_not_break_our_command_line(tmp_path: Path) -> None:
+    with site(tmp_path / "data", "--set", "edge.shipped_shapes=true") as here:
+
+        async def all_verbs() -> None:
+            tenant = a_tenant()
+            shell = Shell(here, tenant)
+            documented = {"x-aegis-shapes": "documented"}
+            async with here.rest(tenant) as rest:
+                rest.http.headers.update(documented)
+                async with at_work(here, rest) as daemon:
+                    made = await shell.edge("group", "create", "all", "--selector", "os=linux")
+                    assert made.code == 0, made.err
+                    for words in (
+                        ("ls",),
+                        ("group", "ls"),
+                        ("preview", "--target", "all"),
+                        ("runs",),
+                        ("tokens",),
+                        ("run", "--target", f"@{daemon.node_id}", "true"),
+                        ("tag", "add", daemon.node_id, "x"),
+                        ("config", "show"),
+                        ("token",),
+                    ):
+                        told = await shell.edge(*words)
+                        assert (told.code, "Traceback" in told.err) == (0, False), (words, told.err)
+
+        asyncio.run(all_verbs())
+
+
 async def test_daemons_are_drained_resumed_and_revoked(house: Site, rest: Rest, shell: Shell) -> None:
     async with at_work(house, rest, name="box") as daemon:
         drained = await shell.edge("drain", daemon.node_id, "--grace", "1s")
         assert (drained.code, "wanted draining" in drained.err) == (0, True)
-        assert (await shell.edge("run", "--target", "all", "--", "true")).code == 5
+        assert (await shell.edge("run", "--target", "all", "--", "true")).code == 8
         assert (await shell.edge("resume", daemon.node_id)).code == 0
         unsure = await shell("edge", "revoke", daemon.node_id)
         assert unsure.code != 0  # nobody said yes
         assert (await shell.edge("revoke", daemon.node_id, "--yes")).code == 0
         assert (await rest.host(daemon.node_id))["status"] == "Revoked"
-    assert (await shell.edge("tag", "add", "nosuch", "x")).code == 1
+    assert (await shell.edge("tag", "add", "nosuch", "x")).code == 4
 
 
 async def test_groups_are_made_changed_used_and_removed(house: Site, rest: Rest, shell: Shell) -> None:
-    assert (await shell.edge("group", "ls")).err == "no groups\n"
+    assert (await shell.edge("group", "ls")).err.startswith("no groups (tenant ")
     async with two(house, rest) as (first, second):
         made = await shell.edge("group", "create", "web", "--selector", "tags=web", "--pin", first.node_id)
         assert re.fullmatch(r"[0-9a-f-]{36}\n", made.out)
-        assert (await shell.edge("group", "create", "web")).code == 4
+        assert (await shell.edge("group", "create", "web")).code == 6
         assert (await shell.edge("group", "set-pinned", "web", "--add", second.node_id)).code == 0
         (group,) = json.loads((await shell.edge("group", "ls", "-o", "json")).out)
         assert group["resolved_member_count"] == 2
@@ -169,7 +290,7 @@ async def test_groups_are_made_changed_used_and_removed(house: Site, rest: Rest,
         done = await shell.edge("run", "--target", "group:web", "--", "echo", "hi")
         assert (done.code, done.out.count("  hi\n")) == (0, 2)
         assert (await shell.edge("group", "rm", "web")).code == 0
-        assert (await shell.edge("preview", "--target", "group:web")).code == 1
+        assert (await shell.edge("preview", "--target", "group:web")).code == 4
 
 
 # Runs.
@@ -195,7 +316,7 @@ async def test_a_run_in_plain_lines_says_who_said_what_and_how_it_ended(
         table = await shell.edge("runs", one_run["fleet_command_id"])
         assert table.out.splitlines()[0].split() == ["NODE", "OUTCOME", "EXIT", "TOOK", "WORDS"]
         assert "ok=2" in (await shell.edge("runs", "--tool", "cmd.run")).out
-        assert (await shell.edge("runs", "nosuch")).code == 1
+        assert (await shell.edge("runs", "nosuch")).code == 4
 
 
 async def test_a_run_in_a_terminal_is_drawn_as_a_grid(house: Site, rest: Rest, shell: Shell) -> None:
@@ -216,10 +337,10 @@ async def test_a_run_in_a_terminal_is_drawn_as_a_grid(house: Site, rest: Rest, s
         (("--mode", "sideways", "--", "true"), 2),
         (("--args", "[1]"), 2),
         (("--arg", "novalue"), 2),
-        (("--require-min", "3", "--", "true"), 9),
-        (("--mode", "sequential", "--", "/bin/sh", "-c", "exit 3"), 6),
+        (("--require-min", "3", "--", "true"), 3),
+        (("--mode", "sequential", "--", "/bin/sh", "-c", "exit 3"), 7),
         (("--on-error", "stop-after=2", "--mode", "rolling=1", "--", "/bin/sh", "-c", "exit 3"), 1),
-        (("--on-error", "continue", "--deadline", "1s", "--", "sleep", "30"), 8),
+        (("--on-error", "continue", "--deadline", "1s", "--", "sleep", "30"), 124),
     ],
 )
 async def test_a_run_ends_with_the_code_of_what_became_of_it(
@@ -231,17 +352,21 @@ async def test_a_run_ends_with_the_code_of_what_became_of_it(
         assert len(done.err.splitlines()) >= 1
 
 
-async def test_a_cancelled_run_ends_with_7_for_who_follows_it(
+async def test_a_cancelled_run_ends_with_7_for_who_asked_for_the_documented_codes(
     house: Site, rest: Rest, shell: Shell, tmp_path: Path
 ) -> None:
     async with at_work(house, rest):
-        words = ("--", "/bin/sh", "-c", f"touch {tmp_path}/begun; exec sleep 30")
-        following = asyncio.create_task(shell("edge", "run", "--target", "all", *words))
+        script = f"touch {tmp_path}/begun; until [ -e {tmp_path}/enough ]; do sleep 0.1; done"
+        words = ("--deadline", "2m", "--", "/bin/sh", "-c", script)
+        codes = {"FLEETPLANE_EDGE_EXIT_CODES": "documented"}
+        following = asyncio.create_task(shell("edge", "run", "--target", "all", *words, **codes))
         await until((tmp_path / "begun").exists)
         (begun,) = (await rest.get("/fleet/runs"))["items"]
         taken = await shell.edge("cancel", begun["fleet_command_id"])
-        assert (taken.code, taken.err) == (0, "1 taken back\n")
+        assert (taken.code, taken.err) == (0, "0 taken back, 1 told to stop; may finish\n")
+        (tmp_path / "enough").touch()
         assert (await following).code == 7
+        assert (await rest.run(begun["fleet_command_id"]))["summary"]["ok"] == 1  # it could not stop
         assert (await shell.edge("cancel", begun["fleet_command_id"])).err == "it was over already\n"
 
 
@@ -267,7 +392,7 @@ async def test_keys_are_replaced_in_waves_by_daemons_that_know_how(
             mixed = await shell.edge(
                 "rotate", "--target", "all", "--mode", "rolling=1", "--on-error", "continue"
             )
-            assert mixed.code == 1
+            assert mixed.code == 7
             assert "edge.rotate_key" in mixed.out  # those in the field say that they do not know it
 
 
@@ -288,8 +413,8 @@ async def test_tokens_let_others_act_from_elsewhere_as_far_as_their_roles_go(
         "FLEETPLANE_DATA_DIR": "/x",
     }
     assert (await shell.edge("ls", **elsewhere)).code == 0
-    assert (await shell.edge("token", **elsewhere)).code == 3  # no such role
-    assert (await shell.edge("ls", "--tenant", "umbrella", **elsewhere)).code == 3
+    assert (await shell.edge("token", **elsewhere)).code == 5  # no such role
+    assert (await shell.edge("ls", "--tenant", "umbrella", **elsewhere)).code == 5
     listed = json.loads((await shell("tokens", "list", "-o", "json")).out)
     (mine,) = [one for one in listed if one["name"] == name]
     assert (mine["roles"], mine["tenant"]) == (["aegis.edge.hosts.read"], rest.tenant)
@@ -298,7 +423,7 @@ async def test_tokens_let_others_act_from_elsewhere_as_far_as_their_roles_go(
     assert (await shell("tokens", "create", "odd", "--role", "nosuch")).code == 2
     assert (await shell("tokens", "revoke", name)).code == 0
     refused = await shell("edge", "ls", **elsewhere)
-    assert (refused.code, len(refused.err.splitlines())) == (3, 1)
+    assert (refused.code, len(refused.err.splitlines())) == (5, 1)
     nowhere = await shell.edge("ls", FLEETPLANE_DATA_DIR=str(tmp_path))
-    assert (nowhere.code, "no server listens" in nowhere.err) == (1, True)
+    assert (nowhere.code, "no server listens" in nowhere.err) == (8, True)
     assert (await shell.edge("ls", FLEETPLANE_SERVER=house.server.web)).code == 2

@@ -5,13 +5,23 @@ from pathlib import Path
 import click
 import pytest
 
-from fleetplane.cli.address import LOCAL_SOCKET, SYSTEM_SOCKET, default_address, parse_address
+from fleetplane.cli.clients.address import LOCAL_SOCKET, SYSTEM_SOCKET, default_address, parse_address
 from fleetplane.cli.parameters import CONDITION, DURATION
 from fleetplane.kernel.errors import InvalidArgument
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("30s", 30), ("500ms", 0.5), ("2m", 120), ("1h", 3600), ("7", 7), ("1.5s", 1.5)]
+    ("text", "seconds"),
+    [
+        ("30s", 30),
+        ("500ms", 0.5),
+        ("2m", 120),
+        ("1h", 3600),
+        ("7", 7),
+        ("1.5s", 1.5),
+        ("1h30m", 5400),
+        ("2 m", 120),
+    ],
 )
 def test_durations_are_written_with_a_unit_or_as_seconds(text: str, seconds: float) -> None:
     assert DURATION.convert(text, None, None) == seconds

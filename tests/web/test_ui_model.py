@@ -13,7 +13,7 @@ import pytest
 import fleetplane.web
 
 MODEL = Path(fleetplane.web.__file__).parent / "files" / "instances_model.mjs"
-SECONDS = 30.0
+SECONDS = 60.0
 NODE = shutil.which("node")
 
 pytestmark = pytest.mark.skipif(NODE is None, reason="there is no node on this machine")
@@ -27,8 +27,11 @@ def run(expression: str) -> Any:
     )
     done = subprocess.run(
         [NODE or "", "--input-type=module", "--eval", script],
-        capture_output=True, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -92,9 +95,18 @@ def test_the_token_is_taken_from_the_fragment() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(-5, "0s"), (0, "0s"), (59, "59s"), (60, "1m"), (61, "1m 1s"), (3_600, "1h"), (5_400, "1h 30m"),
-     (90_000, "1d 1h"), (864_060, "10d")],
-)  # fmt: skip
+    [
+        (-5, "0s"),
+        (0, "0s"),
+        (59, "59s"),
+        (60, "1m"),
+        (61, "1m 1s"),
+        (3_600, "1h"),
+        (5_400, "1h 30m"),
+        (90_000, "1d 1h"),
+        (864_060, "10d"),
+    ],
+)
 def test_ages_are_told_in_two_units(seconds: int, text: str) -> None:
     moment = "2026-01-01T00:00:00Z"
     assert run(f"m.age('{moment}', Date.parse('{moment}') + {seconds * 1000})") == text
@@ -143,9 +155,11 @@ def test_retries_wait_longer_each_time_and_never_too_long() -> None:
 
 def test_why_is_told_in_lines() -> None:
     instance = {
-        "reason": "scale-down", "delete_at": "2026-01-01T00:00:00Z", "last_error": "no disk",
+        "reason": "scale-down",
+        "delete_at": "2026-01-01T00:00:00Z",
+        "last_error": "no disk",
         "file_errors": {"app.env": "no space"},
-    }  # fmt: skip
+    }
     reasons = [{"code": "FROZEN", "message": "by ada", "subject": "i"}]
     finding = {"failures": 3, "last_error": "provider away", "reasons": reasons}
     explained = {"findings": [finding]}

@@ -15,14 +15,25 @@ from fleetplane.kernel.access import Permission
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import FleetplaneError, SettingsError
 from fleetplane.kernel.resources import Resource
-from fleetplane.web import bodies, openapi, times
+from fleetplane.kernel.values.times import spelled as told
+from fleetplane.web import times
 from fleetplane.web.documents import Document, Documents
-from fleetplane.web.gateway import Gateway
 from fleetplane.web.metrics import GatewayCollector
 from fleetplane.web.ops import Mount, OpsApp, Readiness
-from fleetplane.web.paging import Paging, in_order, listing
-from fleetplane.web.problems import Code, Held, Problem, Rejected, refusal
-from fleetplane.web.routes import Answer, Call, Query, Route, RouteTable, etag, matches
+from fleetplane.web.rest import bodies, openapi
+from fleetplane.web.rest.gateway import Gateway
+from fleetplane.web.rest.pages import Paging, in_order, listing
+from fleetplane.web.rest.problems import Code, Held, Problem, Rejected, refusal
+from fleetplane.web.rest.routes import (
+    Answer,
+    Call,
+    Query,
+    Route,
+    RouteTable,
+    etag,
+    is_of_another_lineage,
+    matches,
+)
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):
@@ -101,7 +112,7 @@ def test_a_refusal_says_when_to_come_back() -> None:
     ],
 )
 def test_a_moment_is_read_with_its_zone_and_told_in_utc(text: str, spelled: str) -> None:
-    assert times.spelled(times.parsed(text, field="from")) == spelled
+    assert told(times.parsed(text, field="from")) == spelled
 
 
 @pytest.mark.parametrize(
@@ -114,9 +125,20 @@ def test_a_moment_that_could_be_anyones_is_refused(text: str) -> None:
 
 def resource(name: str, revision: int, generation: int = 1) -> Resource[int, int]:
     return Resource(
-        kind="k", scope="", name=name, uid="0" * 32, labels={}, spec=0, status=None, conditions=(),
-        revision=revision, created_revision=revision, generation=generation, created_at_ns=0, updated_at_ns=0,
-    )  # fmt: skip
+        kind="k",
+        scope="",
+        name=name,
+        uid="0" * 32,
+        labels={},
+        spec=0,
+        status=None,
+        conditions=(),
+        revision=revision,
+        created_revision=revision,
+        generation=generation,
+        created_at_ns=0,
+        updated_at_ns=0,
+    )
 
 
 def test_rows_are_in_the_order_of_their_making_whatever_the_clock_said() -> None:
@@ -134,6 +156,13 @@ def test_a_tag_changes_with_the_spec_and_is_compared_weakly() -> None:
     assert matches(etag(one).removeprefix("W/"), one)
     assert matches(f'"x" , {etag(one)}', one)
     assert not matches(etag(two), one)
+    assert is_of_another_lineage(etag(two), one), "a later generation than there ever was"
+    assert not is_of_another_lineage(etag(one), two), "merely old"
+    for nothing in (None, "*", '"x"', 'W/"a-b-c"', etag(one)):
+        assert not is_of_another_lineage(nothing, one)
+    other = msgspec.structs.replace(two, spec=1)
+    assert is_of_another_lineage(etag(two), other)
+    assert not matches(etag(two), other), "the same generation, counted anew from a backup, of other content"
 
 
 # Tables and documents.
@@ -160,19 +189,29 @@ def test_the_document_tells_parameters_bodies_and_answers() -> None:
     table = RouteTable(
         "/v1",
         [
-            route(method="POST", path="/x/{id}", permission=Permission("p"), body=Outer, answer=Inner,
-                  status=201, query=(query,)),
+            route(
+                method="POST",
+                path="/x/{id}",
+                permission=Permission("p"),
+                body=Outer,
+                answer=Inner,
+                status=201,
+                query=(query,),
+            ),
             route(public=True),
         ],
-    )  # fmt: skip
+    )
     made = openapi.document(table, title="T", version="1", description="D")
 
     operation = made["paths"]["/x/{id}"]["post"]
     assert made["openapi"] == "3.1.0"
     assert [one["name"] for one in operation["parameters"]] == ["id", "page", "Idempotency-Key"]
     assert operation["parameters"][1]["schema"] == {
-        "type": "integer", "default": 1, "minimum": 1, "maximum": 9,
-    }  # fmt: skip
+        "type": "integer",
+        "default": 1,
+        "minimum": 1,
+        "maximum": 9,
+    }
     assert operation["requestBody"]["content"]["application/json"]["schema"] == {
         "$ref": "#/components/schemas/Outer"
     }

@@ -11,18 +11,22 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from boards_rig import boards_rig, until
-from original_board_agent import dial
-from original_controller import OriginalClient
+from support.boards.boards_rig import boards_rig, until
+from support.boards.original_board_agent import dial
+from support.boards.original_controller import OriginalClient
 
 PROGRAM = [sys.executable, "-m", "fleetplane.cli.main", "agent", "board"]
 
 
 async def run(*words: str, stdin: bytes = b"") -> tuple[int, str, str]:
     child = await asyncio.create_subprocess_exec(
-        *PROGRAM, *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE, env={**os.environ, "NO_COLOR": "1"},
-    )  # fmt: skip
+        *PROGRAM,
+        *words,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
     async with asyncio.timeout(60):
         out, err = await child.communicate(stdin)
     assert child.returncode is not None
@@ -65,7 +69,7 @@ async def test_a_board_from_its_token_to_its_goodbye(tmp_path: Path) -> None:
         assert "member 1" in err
 
         async with agent(state, "--plaintext-listen", "127.0.0.1:0", "--name", "pump") as child:
-            await until(lambda: server.board(1).conditions, seconds=30)
+            await until(lambda: server.board(1).conditions, seconds=60)
             code, out, _ = await run("status", "--state-dir", str(state), "--output", "json")
             found = json.loads(out)
             assert (found["running"], found["pid"]) == (True, child.pid)
@@ -77,7 +81,7 @@ async def test_a_board_from_its_token_to_its_goodbye(tmp_path: Path) -> None:
             assert "another agent" in err
 
             child.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 assert await child.wait() == 0
         assert server.state(1) == "maintenance"
         assert not (state / "running.json").exists()

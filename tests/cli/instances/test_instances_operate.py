@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import yaml
-from cli_runner import Invoke
 from cryptography import x509
-from operator_rig import OTHER, TENANT, document
-from operator_server import SECONDS, Server, running
+from support.instances.operator_rig import OTHER, TENANT, document
+from support.instances.operator_server import SECONDS, Server, running
+from support.shared.cli_runner import Invoke
 
-from fleetplane.domains.instances import rules
 from fleetplane.domains.instances.kinds import GROUP
+from fleetplane.domains.instances.rules import decide as rules
 
 
 def with_listener() -> dict[str, Any]:
@@ -56,9 +56,7 @@ def mine(here: list[str]) -> list[str]:
 def test_an_instance_is_made_on_demand_and_its_id_is_all_of_stdout(
     invoke: Invoke, server: Server, mine: list[str]
 ) -> None:
-    done = invoke(
-        "instances", "create", "web", "--type", "m9", "--var", "A=1", "--var", "B=x=y", *mine
-    )  # fmt: skip
+    done = invoke("instances", "create", "web", "--type", "m9", "--var", "A=1", "--var", "B=x=y", *mine)
     assert (done.code, done.err) == (0, "pending in web\n")
     [instance] = server.rig.instances.all(TENANT)
     assert done.out == f"{instance.name}\n"
@@ -193,8 +191,9 @@ def test_listeners_of_a_tenant_are_shown_with_how_long_they_are_idle(invoke: Inv
         shown = invoke("instances", "tenant", *mine)
         assert shown.err == f"{TENANT} is awake\n"
         assert [line.split()[:2] for line in shown.out.splitlines()] == [
-            ["LISTENER", "AVAILABLE"], ["front:443", "no"],
-        ]  # fmt: skip
+            ["LISTENER", "AVAILABLE"],
+            ["front:443", "no"],
+        ]
         server.run(server.rig.add())
         found = json.loads(invoke("instances", "tenant", "-o", "json", *mine).out)
         [listener] = found["listeners"]
@@ -206,9 +205,21 @@ def test_listeners_of_a_tenant_are_shown_with_how_long_they_are_idle(invoke: Inv
 
 def test_variables_and_arguments_are_set_and_unset(invoke: Invoke, server: Server, mine: list[str]) -> None:
     done = invoke(
-        "instances", "set", "web", "--var", "A=1", "--arg", "ImageId=ami-1", "--size", "4", "--type", "m9",
-        "-o", "json", *mine,
-    )  # fmt: skip
+        "instances",
+        "set",
+        "web",
+        "--var",
+        "A=1",
+        "--arg",
+        "ImageId=ami-1",
+        "--size",
+        "4",
+        "--type",
+        "m9",
+        "-o",
+        "json",
+        *mine,
+    )
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert (found["vars"], found["args"], found["size"]) == ({"A": "1"}, {"ImageId": "ami-1"}, 4)
@@ -251,6 +262,8 @@ def test_the_authority_is_replaced_step_by_step_and_each_says_what_comes_next(
     shown = invoke("instances", "ca", "show", *here)
     assert shown.out.encode() == server.rig.authority.trust_pem
     assert len(x509.load_pem_x509_certificates(shown.out.encode())) == 2
+    others = invoke("instances", "ca", "show", "--workloads", *here).out.encode()
+    assert "workload" in x509.load_pem_x509_certificates(others)[0].subject.rfc4514_string()
 
     switched = invoke("instances", "ca", "switch", *here)
     assert [line.split()[-5] for line in switched.out.splitlines()[1:]] == ["signing", "retiring"]
@@ -269,12 +282,33 @@ def test_a_step_that_would_leave_someone_behind_is_a_conflict_unless_forced(
     assert invoke("instances", "ca", "retire", *here).code == 6
     rotated = invoke("instances", "ca", "rotate", *here)
     assert instance.name in rotated.err
-    refused = invoke("instances", "ca", "switch", *here)
+    assert invoke("instances", "ca", "switch", *here).code == 0, "the old one vouches for the new one"
+    refused = invoke("instances", "ca", "retire", *here)
     assert refused.code == 6
     assert instance.name in refused.err
-    assert invoke("instances", "ca", "switch", "--force", *here).code == 0
-    assert invoke("instances", "ca", "retire", *here).code == 6
     assert invoke("instances", "ca", "retire", "--force", *here).code == 0
+
+
+def test_an_authority_is_exported_for_its_owner_alone_and_imported_again(
+    invoke: Invoke, server: Server, here: list[str], tmp_path: Path
+) -> None:
+    kept = tmp_path / "authority.pem"
+    before = server.rig.authority.key_id
+    assert invoke("instances", "ca", "export", str(kept), *here).code == 0
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert invoke("instances", "ca", "export", str(kept), *here).code == 2, "no file is written over"
+    assert invoke("instances", "ca", "import", str(kept), *here).code == 6, "it is trusted already"
+    for step in ("rotate", "switch", "retire"):
+        assert invoke("instances", "ca", step, *here).code == 0
+    assert server.rig.authority.key_id != before
+    for words in (("import", str(kept)), ("switch",), ("retire",)):
+        assert invoke("instances", "ca", *words, *here).code == 0
+    assert server.rig.authority.key_id == before
+    half = tmp_path / "certificate.pem"
+    half.write_bytes(server.rig.authority.trust_pem)
+    refused = invoke("instances", "ca", "import", str(half), *here)
+    assert refused.code == 2
+    assert "1 certificates and 0 private keys" in refused.err
 
 
 def test_the_key_of_nonces_is_replaced(invoke: Invoke, server: Server, here: list[str]) -> None:

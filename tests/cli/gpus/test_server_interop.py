@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_runner import Outcome, execute, spawn
-from device_api_double import eventually
-from nvml_stub import FakeDriver, compile_stub, uuid
+from support.gpus.device_api_double import eventually
+from support.gpus.nvml_stub import FakeDriver, compile_stub, uuid
+from support.shared.cli_runner import Outcome, execute, spawn
 
 from fleetplane.domains.gpus.agent.library import EventKind
 
@@ -21,7 +21,7 @@ addresses = ["127.0.0.1:0"]
 [listeners.device-api]
 addresses = ["unix://{socket}", "127.0.0.1:0"]
 [gpus]
-lease_seconds = 2.0
+lease_seconds = {lease}
 """
 
 
@@ -33,20 +33,29 @@ class Node:
         self.socket = folder / "device.sock"
         self.ready_file = folder / "ready.json"
         self.config = folder / "server.toml"
-        self.config.write_text(CONFIG.format(socket=self.socket))
         self.driver_root = folder / "driver"
         compile_stub(self.driver_root)
         self.fake = FakeDriver(folder / "nvml", self.driver_root)
         self.server: subprocess.Popen[str] | None = None
         self.agent: subprocess.Popen[str] | None = None
 
-    def start_server(self) -> None:
+    def start_server(self, *, lease_seconds: float = 60.0) -> None:
+        self.config.write_text(CONFIG.format(socket=self.socket, lease=lease_seconds))
         self.ready_file.unlink(missing_ok=True)
         self.server = spawn(
-            "server", "--only", "gpus", "--data-dir", str(self.folder / "data"), "--config", str(self.config),
-            "--ready-file", str(self.ready_file), "--log-level", "warning",
-        )  # fmt: skip
-        eventually(self.is_ready, "the server is ready", within_seconds=30)
+            "server",
+            "--only",
+            "gpus",
+            "--data-dir",
+            str(self.folder / "data"),
+            "--config",
+            str(self.config),
+            "--ready-file",
+            str(self.ready_file),
+            "--log-level",
+            "warning",
+        )
+        eventually(self.is_ready, "the server is ready", within_seconds=60)
 
     def is_ready(self) -> bool:
         assert self.server is not None
@@ -55,16 +64,22 @@ class Node:
 
     def start_agent(self) -> None:
         self.agent = spawn(
-            "agent", "gpu", "--driver-root", str(self.driver_root), "--address", str(self.socket),
-            "--heartbeat-seconds", "0.3",
-        )  # fmt: skip
+            "agent",
+            "gpu",
+            "--driver-root",
+            str(self.driver_root),
+            "--address",
+            str(self.socket),
+            "--heartbeat-seconds",
+            "0.3",
+        )
 
     def stop(self, process: subprocess.Popen[str] | None, number: int = signal.SIGTERM) -> int:
         if process is None:
             return 0
         process.send_signal(number)
         try:
-            process.communicate(timeout=30)
+            process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -75,7 +90,7 @@ class Node:
         return execute("gpus", *arguments, "--address", str(self.socket))
 
     def wait_for(self, name: str, term: str, reason: str) -> None:
-        outcome = self.gpus("get", name, "--wait-for", term, "--timeout", "20s", "-o", "json")
+        outcome = self.gpus("get", name, "--wait-for", term, "--timeout", "60s", "-o", "json")
         assert outcome.code == 0, outcome.err
         conditions = json.loads(outcome.out)["status"]["conditions"]
         kind = term.partition("=")[0]
@@ -112,13 +127,13 @@ def test_an_xid_travels_from_the_driver_to_the_operators_screen(node: Node) -> N
 
 
 def test_a_silent_agent_turns_its_conditions_unknown_and_brings_them_back(node: Node) -> None:
-    node.start_server()
+    node.start_server(lease_seconds=2.0)
     node.start_agent()
     node.wait_for(uuid(0), "NVMLReady=True", "Initialized")
     assert node.stop(node.agent, signal.SIGKILL) == -signal.SIGKILL
     node.wait_for(uuid(0), "NVMLReady=Unknown", "ProviderSilent")
     node.start_agent()
-    outcome = node.gpus("get", uuid(0), "--wait-for", "NVMLReady=True", "--timeout", "20s")
+    outcome = node.gpus("get", uuid(0), "--wait-for", "NVMLReady=True", "--timeout", "60s")
     assert outcome.code == 0, outcome.err
 
 

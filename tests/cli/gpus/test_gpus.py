@@ -7,10 +7,11 @@ from pathlib import Path
 import grpc
 import pytest
 import yaml
-from cli_runner import Invoke
-from device_api_double import DeviceApiDouble, eventually
+from support.gpus.device_api_double import DeviceApiDouble, eventually
+from support.shared.cli_runner import Invoke
 
-from fleetplane.cli.gpu_view import Health, age, health
+from fleetplane.cli.clients import address
+from fleetplane.domains.gpus.cli.view import Health, age, health
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 
 
@@ -118,9 +119,18 @@ def test_wait_for_returns_once_the_condition_holds(invoke: Invoke, two: DeviceAp
     healer = threading.Thread(target=heal)
     healer.start()
     outcome = invoke(
-        "gpus", "get", "gpu-b", "--wait-for", "NVMLReady=True", "--timeout", "30s", "-o", "json",
-        "--address", two.address,
-    )  # fmt: skip
+        "gpus",
+        "get",
+        "gpu-b",
+        "--wait-for",
+        "NVMLReady=True",
+        "--timeout",
+        "60s",
+        "-o",
+        "json",
+        "--address",
+        two.address,
+    )
     healer.join()
     assert outcome.code == 0
     assert json.loads(outcome.out)["status"]["conditions"][0]["reason"] == "Recovered"
@@ -133,13 +143,13 @@ def test_wait_for_a_gpu_that_is_not_there_yet(invoke: Invoke, device_api: Device
 
     maker = threading.Thread(target=appear)
     maker.start()
-    arguments = ("--wait-for", "Ready=True", "--timeout", "30s", "--address", device_api.address)
+    arguments = ("--wait-for", "Ready=True", "--timeout", "60s", "--address", device_api.address)
     assert invoke("gpus", "get", "gpu-c", *arguments).code == 0
     maker.join()
 
 
 def test_wait_for_in_vain_exits_124_and_says_what_is_the_case(invoke: Invoke, two: DeviceApiDouble) -> None:
-    arguments = ("--wait-for", "NVMLReady=True", "--timeout", "200ms", "--address", two.address)
+    arguments = ("--wait-for", "NVMLReady=True", "--timeout", "5s", "--address", two.address)
     outcome = invoke("gpus", "get", "gpu-b", *arguments)
     assert outcome.code == 124
     assert "NVMLReady=False (XidError)" in outcome.err
@@ -165,7 +175,11 @@ def test_the_address_can_come_from_the_environment(
     assert "gpu-a" in invoke("gpus", "list").out
 
 
-def test_a_server_started_in_this_folder_is_found(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_server_started_in_this_folder_is_found(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A server of the whole machine comes first, and one may well run beside the tests.
+    monkeypatch.setattr(address, "SYSTEM_SOCKET", tmp_path / "none" / "device.sock")
     (tmp_path / "fleetplane-data").mkdir()
     double = DeviceApiDouble(tmp_path / "fleetplane-data" / "device.sock")
     double.start()
@@ -230,6 +244,6 @@ def test_a_name_with_a_line_break_does_not_make_a_second_line_of_a_change(
     invoke: Invoke, device_api: DeviceApiDouble
 ) -> None:
     device_api.put("gpu-a\nDELETED  gpu-b\x1b[2J")
-    outcome = invoke("gpus", "watch", "--timeout", "500ms", "--address", device_api.address)
+    outcome = invoke("gpus", "watch", "--timeout", "5s", "--address", device_api.address)
     assert len(outcome.out.splitlines()) == 1
     assert "\x1b" not in outcome.out

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operator_rig import TENANT
-from operator_server import running
 from rich.console import Console
+from support.instances.operator_rig import TENANT
+from support.instances.operator_server import running
 
-from fleetplane.cli.instances_client import Target
-from fleetplane.cli.instances_watch import RECENT_LINES, Known, _Screen, follow
+from fleetplane.client.places import Place
+from fleetplane.domains.instances.cli.client import Target
+from fleetplane.domains.instances.cli.watch import RECENT_LINES, Known, _Screen, follow
 from fleetplane.gen.nstance.v1 import operator_pb2
 from fleetplane.kernel.errors import Unavailable
 
@@ -78,13 +79,13 @@ def test_the_screen_says_when_it_is_not_connected() -> None:
 
 
 def test_a_watch_survives_a_restart_and_tells_what_changed_meanwhile(tmp_path: Path) -> None:
-    target = Target(data_dir=tmp_path, tenant=TENANT, call_seconds=10)
+    target = Target(place=Place(data_dir=tmp_path, timeout=30), tenant=TENANT)
     told: list[tuple[str, int]] = []
     seen, gap = threading.Event(), threading.Event()
 
     def watch() -> None:
         for event in follow(
-            target, Known(), ["groups"], seconds=20, on_gap=lambda _reason, _delay: gap.set()
+            target, Known(), ["groups"], seconds=120, on_gap=lambda _reason, _delay: gap.set()
         ):
             told.append((event.group.key, event.group.size))
             if len(told) == 2:
@@ -95,11 +96,11 @@ def test_a_watch_survives_a_restart_and_tells_what_changed_meanwhile(tmp_path: P
     watching = threading.Thread(target=watch)
     with running(tmp_path):
         watching.start()
-        assert seen.wait(10)
-    assert gap.wait(10)
+        assert seen.wait(60)
+    assert gap.wait(60)
     with running(tmp_path) as server:
         server.run(_set_size(server.rig, 9))
-        watching.join(20)
+        watching.join(60)
     assert not watching.is_alive()
     assert told == [("api", 1), ("web", 2), ("web", 9)]
 
@@ -109,6 +110,6 @@ async def _set_size(rig: Any, size: int) -> None:
 
 
 def test_the_first_connection_must_succeed(tmp_path: Path) -> None:
-    target = Target(data_dir=tmp_path, tenant=TENANT, call_seconds=1)
+    target = Target(place=Place(data_dir=tmp_path, timeout=1), tenant=TENANT)
     with pytest.raises(Unavailable):
         next(follow(target, Known(), ["groups"], seconds=5, on_gap=lambda _reason, _delay: None))

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli_runner import Invoke
 from cryptography import x509
-from operator_rig import OTHER, TENANT, document
-from operator_server import Server, running
+from support.instances.operator_rig import OTHER, TENANT, document
+from support.instances.operator_server import Server, running
+from support.shared.cli_runner import Invoke
 
-from fleetplane.domains.instances import credentials, rules
+from fleetplane.domains.instances import credentials
 from fleetplane.domains.instances.credentials import ClientRole
 from fleetplane.domains.instances.kinds import OPERATOR
+from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.identity.certificates import peer_identity
 from fleetplane.kernel.reconcile import Explanation, Reason
@@ -97,7 +98,7 @@ def test_scaling_can_wait_for_the_instances(invoke: Invoke, server: Server, mine
 
 
 def test_waiting_in_vain_is_a_timeout(invoke: Invoke, mine: list[str]) -> None:
-    outcome = invoke("instances", "scale", "api", "3", "--wait", *mine, "--timeout", "500ms")
+    outcome = invoke("instances", "scale", "api", "3", "--wait", *mine, "--timeout", "5s")
     assert outcome.code == 124
     assert "0 of 3 instances" in outcome.err
 
@@ -114,6 +115,23 @@ def test_an_operator_with_its_identity_folder_needs_no_socket(
         "instances", "groups", "--address", server.rig.address, "--identity-dir", str(files), "-o", "json"
     )
     assert [group["key"] for group in json.loads(outcome.out)] == ["secret"]
+
+
+def test_a_certificate_whose_half_life_is_over_is_renewed_on_the_way(
+    invoke: Invoke, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = server.rig.identity(tmp_path / "id", tenant=OTHER)
+    asked = ("instances", "groups", "--address", server.rig.address, "--identity-dir", str(files))
+    before = (files / "identity.crt").read_bytes()
+    assert invoke(*asked).code == 0
+    assert (files / "identity.crt").read_bytes() == before, "it is not due yet"
+
+    monkeypatch.setattr("fleetplane.cli.clients.identity_files.RENEWAL_SHARE", 0.0)
+    assert invoke(*asked).code == 0
+    renewed = (files / "identity.crt").read_bytes()
+    assert renewed != before
+    monkeypatch.undo()
+    assert invoke(*asked).code == 0, "what was renewed lets it in"
 
 
 def test_an_address_without_an_identity_is_a_usage_error(invoke: Invoke) -> None:
@@ -279,8 +297,10 @@ def test_a_freeze_holds_for_its_scope_until_it_is_lifted(
     assert f"tenant/{TENANT}/group/web is frozen until 2" in outcome.out
     (held,) = server.rig.store.list(FREEZE)
     assert (held.scope, held.spec.reason, held.spec.actor) == (
-        f"tenant/{TENANT}/group/web", "moving house", "local",
-    )  # fmt: skip
+        f"tenant/{TENANT}/group/web",
+        "moving house",
+        "local",
+    )
     listed = json.loads(invoke("instances", "freezes", *here, "-o", "json").out)
     assert [entry["reason"] for entry in listed] == ["moving house"]
     assert "moving house" in invoke("instances", "freezes", *here).out
@@ -354,8 +374,8 @@ def test_a_secret_is_kept_encrypted(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from stdin")))
     assert invoke("instances", "secret", "put", "two", *here).code == 0
     rig = server.rig
-    assert server.run(rig.secrets.get("one")) == b"from a file"
-    assert server.run(rig.secrets.get("two")) == b"from stdin"
+    assert server.run(rig.secrets.get("one", tenant=TENANT, written_out=True)) == b"from a file"
+    assert server.run(rig.secrets.get("two", tenant=TENANT, written_out=True)) == b"from stdin"
     stored = server.run(rig.objects.get("cluster/secret/one"))
     assert stored is not None
     assert b"from a file" not in stored.body
@@ -386,6 +406,13 @@ class Controller:
         yield Explanation(key=f"{TENANT}/api", at_ns=1, reasons=())
 
 
+@pytest.fixture
+def without_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rig has no resource API, whose kinds would be asked first whether TENANT is one of them."""
+    monkeypatch.setattr("fleetplane.cli.explain._show_object", lambda *_, **__: False)
+
+
+@pytest.mark.usefixtures("without_objects")
 def test_whoever_does_nothing_says_why(invoke: Invoke, server: Server, here: list[str]) -> None:
     server.rig.explanations.register(Controller())
     outcome = invoke("explain", f"{TENANT}/web", *here)
@@ -398,6 +425,7 @@ def test_whoever_does_nothing_says_why(invoke: Invoke, server: Server, here: lis
     assert both[0]["reasons"][0]["code"] == "RATE_LIMITED"
 
 
+@pytest.mark.usefixtures("without_objects")
 def test_what_nobody_knows_cannot_be_explained(invoke: Invoke, here: list[str]) -> None:
     assert invoke("explain", "no/body", *here).code == 4
 
@@ -420,7 +448,7 @@ def test_a_watch_tells_groups_instances_and_errors_line_by_line(
 
     doing = threading.Thread(target=happen)
     doing.start()
-    outcome = invoke("instances", "watch", *mine, "--for", "3s")
+    outcome = invoke("instances", "watch", *mine, "--for", "12s")
     doing.join()
     assert outcome.code == 0
     lines = outcome.out.splitlines()
@@ -432,7 +460,7 @@ def test_a_watch_tells_groups_instances_and_errors_line_by_line(
 
 
 def test_a_watch_for_programs_is_one_object_a_line(invoke: Invoke, mine: list[str]) -> None:
-    outcome = invoke("instances", "watch", "groups", *mine, "-o", "json", "--for", "1s")
+    outcome = invoke("instances", "watch", "groups", *mine, "-o", "json", "--for", "6s")
     events = [json.loads(line) for line in outcome.out.splitlines()]
     assert [(event["kind"], event["type"], event["object"]["key"]) for event in events] == [
         ("group", "UPSERT", "api"),
@@ -443,7 +471,7 @@ def test_a_watch_for_programs_is_one_object_a_line(invoke: Invoke, mine: list[st
 def test_a_watch_understands_the_first_generation_of_group_events(invoke: Invoke, tmp_path: Path) -> None:
     with running(tmp_path, generations={TENANT: "first"}) as server:
         mine = ["--data-dir", str(server.rig.folder), "--tenant", TENANT]
-        outcome = invoke("instances", "watch", "groups", *mine, "-o", "json", "--for", "1s")
+        outcome = invoke("instances", "watch", "groups", *mine, "-o", "json", "--for", "6s")
     assert [json.loads(line)["type"] for line in outcome.out.splitlines()] == ["UPSERT", "UPSERT"]
 
 

@@ -8,11 +8,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
-from cli_runner import execute
-from instances_lab import CONFIG_PATH, document
-from server_process import ServerProcess, running_server
+from support.instances.instances_lab import CONFIG_PATH, document
+from support.shared.cli_runner import execute
+from support.shared.server_process import ServerProcess, running_server
 
-from fleetplane.cli.instances_open import link
+from fleetplane.domains.instances.cli.open_page import link
 
 TENANT = "acme"
 
@@ -32,17 +32,18 @@ def test_the_owner_gets_a_link_that_only_looks_and_others_get_tokens(tmp_path: P
         assert opened.code == 0, opened.err
         where = urlsplit(opened.out.strip())
         assert (f"{where.scheme}://{where.netloc}", where.path, where.query) == (
-            server.web, "/ui/instances", "",
-        )  # fmt: skip
+            server.web,
+            "/ui/instances",
+            "",
+        )
         (token,) = parse_qs(where.fragment)["token"]
         shown = groups(server, token)
         assert [group["name"] for group in shown.json()["items"]] == ["workers"]
         assert groups(server, token, **{"x-tenant-id": "umbrella"}).status_code == 403
         page = httpx.get(opened.out.strip().partition("#")[0], trust_env=False)
         assert page.headers["content-type"] == "text/html; charset=utf-8"
-        index = httpx.get(f"{server.web}/ui/", trust_env=False).text
-        assert 'href="/ui/instances"' in index
-        assert "/docs" not in index  # which this server does not have
+        index = httpx.get(f"{server.web}/", trust_env=False).json()
+        assert index["pages"] == ["/ui/instances"]  # and not /docs, which this server does not have
 
         made = execute("tokens", "create", "screen", "--role", "instances.viewer", *here)
         assert made.code == 0, made.err
@@ -56,11 +57,11 @@ def test_the_owner_gets_a_link_that_only_looks_and_others_get_tokens(tmp_path: P
         assert "session" in refused.err
 
 
-def test_a_server_of_gpus_alone_has_no_tokens_and_no_page(tmp_path: Path) -> None:
+def test_a_server_of_gpus_alone_has_no_page_of_instances(tmp_path: Path) -> None:
     with running_server(tmp_path, "--only", "gpus") as server:
-        assert "admin" not in server.listeners
         assert httpx.get(f"{server.web}/ui/instances", trust_env=False).status_code == 404
-        assert 'href="/metrics"' in httpx.get(f"{server.web}/ui/", trust_env=False).text
+        assert httpx.get(f"{server.web}/", trust_env=False).json()["pages"] == []
+        assert "Fleetplane" in httpx.get(f"{server.web}/ui/", trust_env=False).text
 
 
 @pytest.mark.parametrize(

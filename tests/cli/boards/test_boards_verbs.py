@@ -13,17 +13,19 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from boards_processes import BoardProcess, Place, boards_place, config_of
-from cli_runner import Outcome, execute, spawn
+from support.boards.boards_processes import BoardProcess, Place, boards_place, config_of
+from support.shared.cli_runner import Outcome, execute, spawn
 
 from fleetplane.cli.exits import Exit
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    with boards_place(tmp_path_factory.mktemp("boards"), "--set", "boards.heartbeat_seconds=1") as made:
+    installer = f"boards.k3s_installers=https://get.k3s.io#sha256={'ab' * 32}"
+    settings = ("--set", "boards.heartbeat_seconds=5", "--set", installer)
+    with boards_place(tmp_path_factory.mktemp("boards"), *settings) as made:
         yield made
 
 
@@ -52,8 +54,15 @@ def told(place: Place, *arguments: str) -> Any:
 def test_boards_are_listed_and_shown_for_people_and_programs(place: Place, attic: BoardProcess) -> None:
     table = boards(place, "list")
     assert table.out.splitlines()[0].split() == [
-        "ID", "NAME", "STATUS", "ROLE", "CLUSTER", "ADDRESS", "MODEL", "SEEN"
-    ]  # fmt: skip
+        "ID",
+        "NAME",
+        "STATUS",
+        "ROLE",
+        "CLUSTER",
+        "ADDRESS",
+        "MODEL",
+        "SEEN",
+    ]
     assert "attic" in table.out
     (listed,) = [one for one in told(place, "list", "--status", "ready") if one["name"] == "attic"]
     assert listed["id"] == attic.number
@@ -120,6 +129,38 @@ def test_a_program_prints_here_what_it_prints_there(place: Place, attic: BoardPr
     assert (done.code, done.out) == (Exit.OK, "hello; not a shell\n")
     (outcome,) = told(place, "exec", "--board", "attic", "--", "echo", "x")
     assert (outcome["state"], outcome["exit_code"], outcome["stdout"]) == ("ok", 0, "x\n")
+
+
+def test_a_run_is_previewed_watched_listed_and_shown(place: Place, attic: BoardProcess) -> None:
+    found = told(place, "preview", "--target", "name=attic")
+    assert found == {"resolved": [str(attic.number)], "skipped": []}
+    assert boards(place, "preview", "--target", "@nobody").out.split()[-2:] == ["no:", "NotFound"]
+    many = ("--target", "name in (attic,cellar)", "--mode", "rolling=1")
+    done = boards(place, "run", *many, "--", "echo", "hi; ls")
+    assert done.code == Exit.OK, done.err
+    assert done.out.splitlines() == [f"{attic.number}  hi; ls", f"{attic.number}  ok exit=0"]
+    assert done.err.startswith("complete: ok=1")
+    newest = told(place, "runs")[0]
+    assert (newest["command"], newest["args"], newest["state"]) == ("echo", ["hi; ls"], "complete")
+    shown = told(place, "runs", newest["id"])
+    assert [(one["outcome"], one["stdout"]) for one in shown["results"]] == [("ok", "hi; ls\n")]
+
+
+def test_a_run_is_cancelled_and_ends_with_a_code_of_its_own(place: Place, attic: BoardProcess) -> None:
+    started = boards(place, "run", "--target", "@attic", "--detach", "--", "sleep", "120")
+    assert started.code == Exit.OK, started.err
+    run_id = started.out.strip()
+    told_so = boards(place, "cancel", run_id)
+    assert (told_so.code, told_so.err) == (Exit.OK, "1 cancelled\n")
+    assert boards(place, "cancel", run_id).err == "it had ended already\n"
+    refused = boards(place, "run", "--target", "@attic", "--", "rm", "-rf", "/")
+    assert refused.code == Exit.FAILURE
+    assert "not on this node's allow list" in refused.out
+    few = boards(place, "run", "--target", "all", "--require-min", "99", "--", "echo", "x")
+    assert (few.code, "99 are required" in few.err) == (Exit.CONDITION_NOT_MET, True)
+    assert boards(place, "run", "--target", "@nobody", "--", "echo", "x").code == Exit.UNAVAILABLE
+    assert boards(place, "run", "--target", "site in (", "--", "echo", "x").code == Exit.USAGE
+    assert boards(place, "run", "--target", "all", "--target", "@attic", "--", "echo", "x").code == Exit.USAGE
 
 
 def test_how_a_command_ends_is_its_exit_code(place: Place, attic: BoardProcess) -> None:
@@ -202,9 +243,16 @@ def written_down(place: Place) -> None:
     (place.folder / "password").write_text("secret\n")
     (place.folder / "known_hosts").write_text("127.0.0.1 ssh-ed25519 AAAA\n")
     done = boards(
-        place, "credential", "set", "--port", "1", "--password-file", str(place.folder / "password"),
-        "--known-hosts", str(place.folder / "known_hosts"),
-    )  # fmt: skip
+        place,
+        "credential",
+        "set",
+        "--port",
+        "1",
+        "--password-file",
+        str(place.folder / "password"),
+        "--known-hosts",
+        str(place.folder / "known_hosts"),
+    )
     assert done.code == Exit.OK, done.err
     assert told(place, "credential", "list") == [{"name": "default"}]
 
@@ -212,9 +260,21 @@ def written_down(place: Place) -> None:
 @pytest.mark.usefixtures("written_down")
 def test_a_rehearsal_prints_the_very_commands(place: Place) -> None:
     done = boards(
-        place, "provision", "one", "--role", "master", "--cluster", "lab", "--worker", "two",
-        "--version", "v1.31.4+k3s1", "--k3s", "tls_san=lab.example", "--dry-run",
-    )  # fmt: skip
+        place,
+        "provision",
+        "one",
+        "--role",
+        "master",
+        "--cluster",
+        "lab",
+        "--worker",
+        "two",
+        "--version",
+        "v1.31.4+k3s1",
+        "--k3s",
+        "tls_san=lab.example",
+        "--dry-run",
+    )
     assert done.code == Exit.OK, done.err
     assert "# board" in done.out
     assert "INSTALL_K3S_VERSION=v1.31.4+k3s1" in done.out
@@ -250,6 +310,37 @@ def test_orders_that_make_no_sense_are_usage_errors(place: Place, arguments: tup
     assert boards(place, "provision", "one", *arguments).code == Exit.USAGE
 
 
+# Revocation.
+
+
+def test_an_operators_certificate_is_made_renewed_and_its_revocation_seen_to_arrive(
+    place: Place, attic: BoardProcess
+) -> None:
+    folder = place.folder / "ann"
+    made = boards(place, "certificate", "create", "ann", str(folder), "--role", "operator")
+    assert made.code == Exit.OK, made.err
+    assert (folder / "identity.key").stat().st_mode & 0o077 == 0
+    assert (
+        boards(place, "certificate", "create", "ann", str(folder), "--role", "viewer").code == Exit.CONFLICT
+    )
+    first = (folder / "identity.crt").read_bytes()
+    renew = ("boards", "certificate", "renew", str(folder), "--connect", place.address)
+    assert execute(*renew).code == Exit.OK
+    assert (folder / "identity.crt").read_bytes() == first, "it is not due yet"
+    assert execute(*renew, "--force").code == Exit.OK
+    assert (folder / "identity.crt").read_bytes() != first
+
+    issued = place.did("GET", "/ca/certificates?limit=1000")["certificates"]
+    number = next(one["id"] for one in issued if one["common_name"] == "ann")
+    place.did("POST", f"/ca/certificates/{number}/revoke", {"reason": "gone"})
+    seen = execute("revocations", "--wait", "60s", "-o", "json", "--data-dir", str(place.data))
+    assert seen.code == Exit.OK, seen.err
+    uptake = json.loads(seen.out)
+    (agent,) = [one for one in uptake["agents"] if one["agent"] == f"board/{attic.number}"]
+    assert (agent["state"], agent["number"]) == ("current", uptake["number"])
+    assert execute(*renew, "--force").code == Exit.DENIED
+
+
 # Letting in.
 
 
@@ -274,7 +365,7 @@ def test_join_tokens_are_shown_once(place: Place) -> None:
     assert boards(place, "join-token", "revoke", listed["id"]).code == Exit.OK
     assert boards(place, "join-token", "revoke", listed["id"]).code == Exit.NOT_FOUND
     assert boards(place, "join-token", "create", "--controller").code == Exit.USAGE
-    assert boards(place, "approve").err.strip() == "nobody asks"
+    assert boards(place, "approve").err.startswith("nobody asks")
     assert boards(place, "approve", "none").code == Exit.NOT_FOUND
     assert boards(place, "approve", "--reject").code == Exit.USAGE
 
