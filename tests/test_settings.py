@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fleetplane import server, settings
+from fleetplane.domains.gpus.settings import DeviceApiSettings, GpuSettings
 from fleetplane.domains.gpus.wire import Dialect
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.telemetry import TelemetryLimits
@@ -20,10 +21,12 @@ def test_nothing_configured_gives_the_documented_defaults() -> None:
     loaded = settings.load(config=None, environment={})
 
     assert loaded.data_dir == "./fleetplane-data"
-    assert loaded.domains == settings.DOMAINS == ("gpus", "instances", "proxies", "boards", "edge")
+    assert loaded.domains == settings.domain_names() == ("gpus", "instances", "proxies", "boards", "edge")
     assert loaded.listeners.web.addresses == ("127.0.0.1:8080",)
-    assert loaded.listeners.device_api.addresses == ("unix:", "127.0.0.1:50051")
-    assert loaded.listeners.device_api.dialect is Dialect.SUPERSET
+    assert loaded.listener("device-api").addresses == ("unix:", "127.0.0.1:50051")
+    device_api = loaded.listener("device-api")
+    assert isinstance(device_api, DeviceApiSettings)
+    assert device_api.dialect is Dialect.SUPERSET
 
 
 def test_flags_beat_the_environment_and_the_environment_beats_the_file(tmp_path: Path) -> None:
@@ -31,8 +34,9 @@ def test_flags_beat_the_environment_and_the_environment_beats_the_file(tmp_path:
     environment = {"FLEETPLANE_GPUS__LEASE_SECONDS": "2", "FLEETPLANE_GPUS__MAX_GPUS": "2"}
 
     loaded = settings.load(config=config, environment=environment, flags={"gpus.lease_seconds": "3"})
+    gpus = loaded.of(GpuSettings)
 
-    assert (loaded.gpus.lease_seconds, loaded.gpus.max_gpus, loaded.gpus.max_providers) == (3.0, 2, 1)
+    assert (gpus.lease_seconds, gpus.max_gpus, gpus.max_providers) == (3.0, 2, 1)
 
 
 def test_lists_are_comma_separated_outside_the_file() -> None:
@@ -40,7 +44,7 @@ def test_lists_are_comma_separated_outside_the_file() -> None:
 
     loaded = settings.load(config=None, environment=environment, flags={"only": "gpus"})
 
-    assert loaded.listeners.device_api.addresses == ("unix:///run/x.sock", "127.0.0.1:0")
+    assert loaded.listener("device-api").addresses == ("unix:///run/x.sock", "127.0.0.1:0")
     assert loaded.only == ("gpus",)
 
 
@@ -88,8 +92,18 @@ def test_a_configuration_file_that_cannot_be_read_is_named(tmp_path: Path) -> No
         settings.load(config=tmp_path / "absent.toml", environment={})
 
 
-def test_variables_of_the_clients_are_not_mistaken_for_settings() -> None:
-    assert settings.load(config=None, environment={"FLEETPLANE_DEVICE_API": "unix:///x"})
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "FLEETPLANE_TOKEN",
+        "FLEETPLANE_PROXY_SERVER",
+        "FLEETPLANE_DEVICE_API",
+        "FLEETPLANE_BOARD_AGENT_NAME",
+        "FLEETPLANE_EDGE_AGENT_STATE_DIR",
+    ],
+)
+def test_variables_of_clients_and_agents_are_not_mistaken_for_settings(variable: str) -> None:
+    assert settings.load(config=None, environment={variable: "x"})
 
 
 def test_every_setting_has_one_environment_variable() -> None:

@@ -1,0 +1,131 @@
+"""A real browser without a window, driven over its debugging port."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+
+CHROMIUM = shutil.which("chromium")
+START_SECONDS = 60.0
+SECONDS = 60.0
+MESSAGE_LIMIT_BYTES = 16 * 1024 * 1024
+ARGUMENTS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-extensions",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--remote-debugging-port=0",
+    "--remote-allow-origins=*",
+    "about:blank",
+)
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+
+
+class Tab:
+    """One tab: what it shows, and what its console complained of."""
+
+    def __init__(self, socket: websockets.ClientConnection) -> None:
+        self._socket = socket
+        self._numbers = itertools.count(1)
+        self.complaints: list[str] = []
+
+    async def call(self, method: str, **parameters: Any) -> Any:
+        number = next(self._numbers)
+        await self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
+        async with asyncio.timeout(SECONDS):
+            while True:
+                said = json.loads(await self._socket.recv())
+                if said.get("id") == number:
+                    assert "error" not in said, said
+                    return said["result"]
+                self._hear(said)
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        match said.get("method"):
+            case "Log.entryAdded":
+                entry = said["params"]["entry"]
+                if entry["level"] == "error":
+                    self.complaints.append(f"{entry['text']} {entry.get('url', '')}")
+            case "Runtime.exceptionThrown":
+                self.complaints.append(str(said["params"]["exceptionDetails"]))
+
+    async def value(self, expression: str) -> Any:
+        """Of an expression in the page."""
+        found = await self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    async def until(self, expression: str) -> None:
+        """Wait for something to be so."""
+        try:
+            async with asyncio.timeout(SECONDS):
+                while not await self.value(expression):
+                    await asyncio.sleep(0.05)
+        except TimeoutError as error:
+            text = await self.value("document.body.innerText")
+            raise AssertionError(f"{expression} never became true; the page says:\n{text}") from error
+
+    async def press(self, key: str, code: int) -> None:
+        for kind in ("keyDown", "keyUp"):
+            await self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                **({"text": "\r"} if key == "Enter" and kind == "keyDown" else {}),
+            )
+
+
+@asynccontextmanager
+async def tab(folder: Path, url: str) -> AsyncIterator[Tab]:
+    assert CHROMIUM is not None
+    browser = await asyncio.create_subprocess_exec(
+        CHROMIUM,
+        f"--user-data-dir={folder}",
+        *ARGUMENTS,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        port = await _port(folder / "DevToolsActivePort")
+        async with httpx.AsyncClient(trust_env=False, timeout=START_SECONDS) as http:
+            made = (await http.put(f"http://127.0.0.1:{port}/json/new?about:blank")).json()
+        async with websockets.connect(
+            made["webSocketDebuggerUrl"], max_size=MESSAGE_LIMIT_BYTES, proxy=None
+        ) as socket:
+            found = Tab(socket)
+            for name in ("Runtime", "Log", "Page"):
+                await found.call(f"{name}.enable")
+            await found.call("Page.navigate", url=url)
+            yield found
+    finally:
+        if browser.returncode is None:
+            browser.kill()
+        await browser.wait()
+
+
+async def _port(file: Path) -> int:
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            lines = file.read_text().splitlines() if file.exists() else []
+            if lines and lines[0].isdecimal():
+                return int(lines[0])
+            await asyncio.sleep(0.05)

@@ -1,0 +1,340 @@
+"""A database in memory that several stores share, and a link to it that delays, loses and repeats.
+
+The database is right by construction: each call is one step. Everything that goes wrong happens on a link:
+a request or its answer is late or lost, and a lost request may still arrive after its sender has given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from fleetplane.kernel.audit import chain as audit
+from fleetplane.kernel.errors import IntegrityError, Unavailable
+from fleetplane.kernel.store.engine import (
+    Author,
+    Claim,
+    ClaimRow,
+    Contents,
+    GroupPage,
+    HistoryPage,
+    LoggedGroup,
+    LogRow,
+    Mark,
+    Outcome,
+    ResourceRow,
+    WriteGroup,
+)
+from fleetplane.kernel.store.servers.engine import Renewal
+
+R = TypeVar("R")
+EMPTY = Mark(number=0, revision=0, compacted=0, audit_seq=0, audit_hash=audit.GENESIS)
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(kw_only=True)
+class Defects:
+    """What can be put in, to see that it is found."""
+
+    number_is_not_checked: bool = False
+    claims_are_not_logged: bool = False
+    absence_is_failure: bool = False
+    """A commit in doubt that is not there yet is taken for one that never will be."""
+    head_without_its_log: bool = False
+    """The last group is read before what it changed, as by one statement that also waits for the lock."""
+    take_over_is_unconditional: bool = False
+    own_group_applied_twice: bool = False
+    """A server applies what it wrote from memory, and once more from the log."""
+    term_is_not_checked: bool = False
+    """The database numbers what arrives itself, and takes it from a server that was replaced, too."""
+    refusal_from_a_stale_view: bool = False
+    """A server that stands by says what there is not, without having asked the database."""
+    cursor_from_the_future_refused: bool = False
+    """A watch that comes from a server that was further is told that its cursor is not known."""
+
+
+@dataclass(kw_only=True)
+class _Server:
+    boot: int = 0
+    renewed_at_ns: int = 0
+
+
+class MemoryDatabase:
+    def __init__(self, now_ns: Callable[[], int], defects: Defects | None = None) -> None:
+        self._now_ns = now_ns
+        self.defects = defects or Defects()
+        self.lineage = "lineage"
+        self.groups: list[LoggedGroup] = [
+            LoggedGroup(id=b"", author=Author(), mark=EMPTY, log=(), at_ns=now_ns())
+        ]
+        self.first = 0
+        """The number of the first group that is kept."""
+        self.resources: dict[tuple[str, str, str], ResourceRow] = {}
+        self.kinds: dict[str, int] = {}
+        self.claims: dict[Claim, str] = {}
+        self.secrets: dict[str, bytes] = {}
+        self.audit: list[audit.Row] = []
+        self.servers: dict[str, _Server] = {}
+        self.owners: dict[Claim, list[str]] = {}
+        """Of each claim, everybody who ever held it."""
+
+    @property
+    def head(self) -> LoggedGroup:
+        return self.groups[-1]
+
+    def now_ns(self) -> int:
+        return self._now_ns()
+
+    def group(self, number: int) -> LoggedGroup | None:
+        at = number - self.groups[0].mark.number
+        return self.groups[at] if 0 <= at < len(self.groups) else None
+
+    def outcome(self, *, written: bool) -> Outcome:
+        return Outcome(written=written, mark=self.head.mark, author=self.head.author, now_ns=self._now_ns())
+
+    # What servers ask.
+
+    def commit(self, group: WriteGroup) -> Outcome:
+        if group.author.term != self.head.author.term:
+            if not self.defects.term_is_not_checked:
+                return self.outcome(written=False)
+            group = replace(group, after=replace(group.after, number=self.head.mark.number + 1))
+        elif group.before.number != self.head.mark.number and not self.defects.number_is_not_checked:
+            return self.outcome(written=False)
+        held = {**self.claims}
+        for claim in group.releases:
+            held.pop(claim, None)
+        for row in group.claims:
+            if Claim(*row[:4]) in held:
+                raise IntegrityError(f"{row} has an owner")
+        self._write(group)
+        return self.outcome(written=True)
+
+    def _write(self, group: WriteGroup) -> None:
+        for put in group.puts:
+            self.resources[put[:3]] = put
+        for key in group.deletes:
+            self.resources.pop(key, None)
+        for claim in group.releases:
+            self.claims.pop(claim, None)
+        for row in group.claims:
+            self.claims[Claim(*row[:4])] = row.owner
+            self.owners.setdefault(Claim(*row[:4]), []).append(row.owner)
+        for secret in group.secrets:
+            self.secrets[secret.name] = secret.blob
+        for (name,) in group.secret_deletes:
+            self.secrets.pop(name, None)
+        self.kinds.update(group.kinds)
+        self.audit += group.audit
+        self._append(group.after, group.author, group.id, tuple(group.log))
+
+    def _append(self, mark: Mark, author: Author, group_id: bytes, log: Sequence[LogRow]) -> None:
+        if self.defects.claims_are_not_logged:
+            log = [row for row in log if row.type not in ("CLAIMED", "RELEASED")]
+        self.groups.append(LoggedGroup(id=group_id, author=author, mark=mark, log=log, at_ns=self._now_ns()))
+
+    def settle(self, before: Mark, group_id: bytes, author: Author) -> Outcome:
+        found = self.group(before.number + 1)
+        if found is not None:
+            return self.outcome(written=found.id == group_id)
+        if author.term == self.head.author.term and not self.defects.absence_is_failure:
+            self._append(replace(self.head.mark, number=before.number + 1), author, b"settled", ())
+        return self.outcome(written=False)
+
+    def enlist(self, server: str) -> int:
+        row = self.servers.setdefault(server, _Server())
+        row.boot += 1
+        row.renewed_at_ns = self._now_ns()
+        return row.boot
+
+    def renew(self, author: Author) -> Renewal:
+        row = self.servers[author.server]
+        alive = row.boot == author.boot and (author.term == 0 or self.head.author.term == author.term)
+        if alive:
+            row.renewed_at_ns = self._now_ns()
+        return Renewal(alive=alive, holder=self.head.author, now_ns=self._now_ns())
+
+    def leave(self, author: Author) -> None:
+        row = self.servers[author.server]
+        if row.boot == author.boot:
+            row.renewed_at_ns = 0
+
+    def take_over(self, before: Mark, author: Author, life_seconds: float) -> Outcome:
+        holder = self.head.author
+        row = self.servers.get(holder.server)
+        living = (
+            row is not None
+            and (row.boot == holder.boot or holder.server != author.server)
+            and row.renewed_at_ns > self._now_ns() - life_seconds * SECOND_NS
+        )
+        ended = self.servers[author.server].boot != author.boot
+        behind = self.head.mark.number != before.number
+        if (behind and not self.defects.take_over_is_unconditional) or living or ended:
+            return self.outcome(written=False)
+        term = holder.term + 1
+        self.servers[author.server].renewed_at_ns = self._now_ns()
+        self._append(replace(before, number=before.number + 1), author._replace(term=term), b"took over", ())
+        return self.outcome(written=True)
+
+    def page(self, after: int, limit: int) -> GroupPage:
+        kept = [group for group in self.groups if group.mark.number >= self.first]
+        rows, groups = 0, list[LoggedGroup]()
+        for group in kept:
+            if group.mark.number > after and (not groups or rows + len(group.log) <= limit):
+                groups.append(group)
+                rows += len(group.log)
+            elif group.mark.number > after:
+                break
+        if self.defects.head_without_its_log and groups and groups[-1].mark == self.head.mark:
+            groups[-1] = replace(groups[-1], log=())
+        before = next((group.mark for group in kept if group.mark.number == after), None)
+        return GroupPage(head=self.head.mark, before=before, groups=groups)
+
+    def history(self, kind: str, after: int, until: int, limit: int) -> HistoryPage:
+        compacted = self.head.mark.compacted
+        low = max(after, compacted)
+        rows = [
+            row
+            for group in self.groups
+            for row in group.log
+            if row.kind == kind and low < row.revision <= until
+        ]
+        return HistoryPage(compacted=compacted, events=rows, complete=True)
+
+    def trim(self) -> int:
+        horizon = self.head.mark.compacted
+        first = next(group.mark.number for group in self.groups if group.mark.revision >= horizon)
+        gone = sum(len(group.log) for group in self.groups if self.first <= group.mark.number < first)
+        self.first = max(self.first, first)
+        return gone
+
+
+@dataclass(kw_only=True)
+class Link:
+    """How one server reaches the database."""
+
+    chance: random.Random
+    delay_seconds: float = 0.002
+    loss: float = 0.0
+    """The share of calls of which the request or the answer is lost."""
+    cut: bool = False
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while the server runs; a stopped one neither sends nor hears."""
+
+    def __post_init__(self) -> None:
+        self.stopped.set()
+
+    async def call(self, act: Callable[[], R]) -> R:
+        if not self.stopped.is_set():
+            await self.stopped.wait()
+        await asyncio.sleep(self.chance.random() * self.delay_seconds)
+        if self.cut or self.chance.random() < self.loss:
+            return await self._lost(act)
+        result = act()
+        # Some answers are there at once, others after what was sent later has been done.
+        late = self.chance.random()
+        await asyncio.sleep(0 if late < 0.7 else late * self.delay_seconds)
+        if not self.stopped.is_set():
+            await self.stopped.wait()
+        if self.cut or self.chance.random() < self.loss:
+            raise Unavailable("the answer was lost")
+        return result
+
+    async def _lost(self, act: Callable[[], R]) -> R:
+        if self.chance.random() < 0.5:  # on its way all the same, and nobody will hear of it
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.chance.uniform(0, 3.0), lambda: _quietly(act))
+        raise Unavailable("the connection was lost")
+
+
+def _quietly(act: Callable[[], object]) -> None:
+    with suppress(IntegrityError):
+        act()
+
+
+class MemoryEngine:
+    def __init__(self, database: MemoryDatabase, link: Link) -> None:
+        self._database = database
+        self.link = link
+
+    async def commit(self, group: WriteGroup) -> Outcome:
+        return await self.link.call(lambda: self._database.commit(group))
+
+    async def settle(self, before: Mark, group_id: bytes, author: Author) -> Outcome:
+        return await self.link.call(lambda: self._database.settle(before, group_id, author))
+
+    async def groups(self, *, after: int, limit: int) -> GroupPage:
+        return await self.link.call(lambda: self._database.page(after, limit))
+
+    async def trim(self, limit: int) -> int:
+        return await self.link.call(self._database.trim)
+
+    async def mark(self) -> Mark:
+        return await self.link.call(lambda: self._database.head.mark)
+
+    async def lineage(self) -> str:
+        return self._database.lineage
+
+    async def enlist(self, server: str) -> int:
+        return await self.link.call(lambda: self._database.enlist(server))
+
+    async def renew(self, author: Author, number: int = 0) -> Renewal:
+        del number  # only shown to people
+        return await self.link.call(lambda: self._database.renew(author))
+
+    async def take_over(self, before: Mark, author: Author, life_seconds: float) -> Outcome:
+        return await self.link.call(lambda: self._database.take_over(before, author, life_seconds))
+
+    @asynccontextmanager
+    async def load(self, kinds: Sequence[str]) -> AsyncIterator[Contents]:
+        yield await self.link.call(lambda: self._loaded(kinds))
+
+    def _loaded(self, kinds: Sequence[str]) -> Contents:
+        database = self._database
+        rows = [row for row in database.resources.values() if row.kind in kinds]
+
+        async def pages() -> AsyncIterator[Sequence[ResourceRow]]:
+            yield rows
+
+        return Contents(
+            mark=database.head.mark,
+            lineage=database.lineage,
+            first_revision=0,
+            kinds=dict(database.kinds),
+            claims=[ClaimRow(*claim, owner) for claim, owner in database.claims.items()],
+            resources=pages(),
+        )
+
+    async def resource(self, kind: str, scope: str, name: str) -> ResourceRow | None:
+        return await self.link.call(lambda: self._database.resources.get((kind, scope, name)))
+
+    async def history(self, kind: str, *, after: int, until: int, limit: int) -> HistoryPage:
+        return await self.link.call(lambda: self._database.history(kind, after, until, limit))
+
+    async def history_bytes(self) -> int:
+        return 0
+
+    async def history_horizon(self, size_bytes: int) -> int:
+        return 0
+
+    async def secret(self, name: str) -> bytes | None:
+        return await self.link.call(lambda: self._database.secrets.get(name))
+
+    async def secret_names(self, prefix: str) -> Sequence[str]:
+        return sorted(name for name in self._database.secrets if name.startswith(prefix))
+
+    async def audit_row(self, seq: int) -> audit.Row | None:
+        return next((row for row in self._database.audit if row.seq == seq), None)
+
+    async def audit(self, *, after: int = 0) -> AsyncGenerator[Sequence[audit.Row], None]:
+        yield [row for row in self._database.audit if row.seq > after]
+
+    async def leave(self, author: Author) -> None:
+        await self.link.call(lambda: self._database.leave(author))
+
+    async def close(self) -> None:
+        pass

@@ -1,0 +1,102 @@
+"""A TCP proxy for a network that stalls, drops and repeats what it carries."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Roughness:
+    """How likely each thing happens to a chunk of bytes."""
+
+    drop: float = 0.0
+    stall: float = 0.0
+    repeat: float = 0.0
+    """On the way up; a repeated chunk that ends where a frame does is one that its reader understands."""
+    repeat_down: float = 0.0
+    stall_seconds: float = 0.5
+
+
+@dataclass(slots=True)
+class RoughNetwork:
+    """Where to dial, and what happens on the way."""
+
+    upstream: str
+    roughness: Roughness = field(default_factory=Roughness)
+    random: random.Random = field(default_factory=lambda: random.Random(7))
+    done: Counter[str] = field(default_factory=Counter)
+    address: str = ""
+    _open: set[asyncio.StreamWriter] = field(default_factory=set)
+    _carriers: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def cut_all(self) -> None:
+        """Every connection at once, as when a cable is pulled by both ends' kernels noticing."""
+        for writer in tuple(self._open):
+            writer.transport.abort()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        carrier = asyncio.ensure_future(self._carry(reader, writer))
+        self._carriers.add(carrier)
+        carrier.add_done_callback(self._carriers.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = self.upstream.rpartition(":")
+        try:
+            up_reader, up_writer = await asyncio.open_connection(host, int(port))
+        except BaseException as error:
+            writer.transport.abort()
+            if isinstance(error, OSError):
+                return
+            raise
+        both = (writer, up_writer)
+        self._open.update(both)
+        pumps = [
+            asyncio.ensure_future(self._pump(reader, up_writer, down=False)),
+            asyncio.ensure_future(self._pump(up_reader, writer, down=True)),
+        ]
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            for end in both:
+                self._open.discard(end)
+                end.transport.abort()
+            await asyncio.wait(pumps)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, down: bool) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := await reader.read(65_536):
+                fate, rough = self.random.random(), self.roughness
+                if fate < rough.drop:
+                    self.done["dropped"] += 1
+                    return
+                if fate < rough.drop + rough.stall:
+                    self.done["stalled"] += 1
+                    await asyncio.sleep(rough.stall_seconds)
+                elif fate < rough.drop + rough.stall + (rough.repeat_down if down else rough.repeat):
+                    self.done["repeated"] += 1
+                    writer.write(chunk)
+                writer.write(chunk)
+                await writer.drain()
+
+
+@asynccontextmanager
+async def rough_network(upstream: str = "") -> AsyncIterator[RoughNetwork]:
+    network = RoughNetwork(upstream)
+    server = await asyncio.start_server(network._accept, "127.0.0.1", 0)
+    network.address = "{}:{}".format(*server.sockets[0].getsockname()[:2])
+    try:
+        yield network
+    finally:
+        server.close()
+        for carrier in network._carriers:
+            carrier.cancel()
+        if network._carriers:
+            await asyncio.wait(network._carriers)

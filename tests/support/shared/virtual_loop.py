@@ -1,0 +1,70 @@
+"""An event loop in which time passes only while everybody waits: a simulated hour takes moments."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+NANOSECONDS = 1_000_000_000
+EPOCH_NS = 1_767_225_600 * NANOSECONDS
+
+
+class _Selector(selectors.SelectSelector):
+    """Does not wait, but lets as much time pass as it would have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("everybody waits, and for nothing that will ever happen")
+        if timeout > 0.0:
+            self.seconds += timeout
+        return []  # nothing here comes from outside
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._virtual = _Selector()
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        return self._virtual.seconds
+
+    def hold(self, seconds: float) -> None:
+        """Let time pass in which nobody can do anything."""
+        self._virtual.seconds += seconds
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run something to its end in virtual time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work)
+
+
+class LoopClock:
+    """A `Clock` that shows the loop's time, wrong by some seconds if wanted."""
+
+    def __init__(self, chance: random.Random, skew_seconds: float = 0.0) -> None:
+        self._chance = chance
+        self.skew_seconds = skew_seconds
+
+    def now_ns(self) -> int:
+        return EPOCH_NS + round((self.monotonic() + self.skew_seconds) * NANOSECONDS)
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def random(self) -> float:
+        return self._chance.random()
+
+    def token_bytes(self, count: int) -> bytes:
+        return self._chance.randbytes(count)

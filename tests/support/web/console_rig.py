@@ -1,0 +1,109 @@
+"""What an operator does with the console, in a real browser."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from support.shared.browser_rig import Tab
+
+KEYS = {"j": 74, "k": 75, "/": 191, "Enter": 13, "Escape": 27}
+
+
+class Console:
+    """What an operator does with the page."""
+
+    def __init__(self, page: Tab, base: str) -> None:
+        self.page = page
+        self.base = base
+
+    async def sign_in(self, token: str) -> None:
+        await self.page.until("document.querySelector('#sign-in')?.hidden === false")
+        await self.page.value(f"document.querySelector('#token').value = {token!r}")
+        await self.page.value("document.querySelector('#by-token button').click()")
+
+    async def sign_in_as(self, name: str, password: str) -> None:
+        await self.page.until("document.querySelector('#sign-in')?.hidden === false")
+        await self.page.value(f"document.querySelector('#name').value = {name!r}")
+        await self.page.value(f"document.querySelector('#password').value = {password!r}")
+        await self.page.value("document.querySelector('#by-password button').click()")
+
+    async def sign_out(self) -> None:
+        await self.page.value("document.querySelector('#sign-out').click()")
+        await self.page.until("document.querySelector('#sign-in').hidden === false")
+
+    async def live(self) -> None:
+        await self.page.until("document.querySelector('#status').textContent === 'live'")
+
+    async def open(self, place: str, title: str) -> None:
+        await self.page.value(f"location.hash = {place!r}")
+        await self.page.until(
+            f"document.querySelector('main h1')?.textContent === {title!r}"
+            " && document.querySelector('.sentence').textContent !== 'Loading.'"
+        )
+
+    async def says(self, selector: str, words: str) -> None:
+        """Wait until an element holds these words."""
+        await self.page.until(f"document.querySelector({selector!r})?.textContent.includes({words!r})")
+
+    async def click(self, selector: str) -> None:
+        await self.page.until(f"!!document.querySelector({selector!r})")
+        await self.page.value(f"document.querySelector({selector!r}).click()")
+
+    async def set(self, selector: str, value: str) -> None:
+        """Give a field or a choice a value, as somebody who writes it."""
+        await self.page.value(
+            f"(() => {{ const one = document.querySelector({selector!r}); one.value = {json.dumps(value)};"
+            " for (const kind of ['input', 'change'])"
+            " one.dispatchEvent(new Event(kind, {bubbles: true})); })()"
+        )
+
+    async def choose(self, selector: str, value: str) -> None:
+        """Of a choice that the page offers once it knows of it."""
+        option = f"[...document.querySelector({selector!r}).options].some((one) => one.value === {value!r})"
+        await self.page.until(option)
+        await self.set(selector, value)
+
+    async def dialog(self, words: str) -> None:
+        await self.page.until(
+            "document.querySelector('#dialog').open"
+            f" && document.querySelector('#dialog').textContent.includes({words!r})"
+        )
+
+    async def confirm(self, words: str) -> None:
+        """Do what the dialog says, once it has asked the server, and wait for what it tells then."""
+        await self.page.until("!!document.querySelector('#dialog form')")
+        await self.page.value("document.querySelector('#dialog form').requestSubmit()")
+        await self.says("#dialog .outcome", words)
+
+    async def shut(self) -> None:
+        await self.page.value("document.querySelector('#dialog').close()")
+
+    def row(self, name: str) -> str:
+        return f"document.querySelector('.space .row[data-name={json.dumps(name)}]')"
+
+    async def rows(self, count: int) -> None:
+        await self.page.until(f"document.querySelectorAll('.space .row').length === {count}")
+
+    async def type(self, field: str, text: str) -> None:
+        await self.page.value(
+            f"(() => {{ const one = document.querySelector({field!r}); one.value = {text!r};"
+            " one.dispatchEvent(new Event('input', {bubbles: true})); })()"
+        )
+
+    async def part(self, title: str) -> None:
+        await self.page.value(
+            f"[...document.querySelectorAll('.tabs a')].find((one) => one.textContent === {title!r}).click()"
+        )
+
+    async def key(self, key: str, modifiers: int = 0) -> None:
+        for kind in ("keyDown", "keyUp"):
+            more: dict[str, Any] = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
+            await self.page.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                windowsVirtualKeyCode=KEYS[key],
+                modifiers=modifiers,
+                **more,
+            )
