@@ -16,7 +16,7 @@ import grpc
 import uvloop
 
 from bench.boards_nodes import orders, tell
-from fleetplane.domains.boards.credentials import host_of
+from fleetplane.domains.boards.joining.credentials import host_of
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
 

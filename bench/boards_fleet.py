@@ -170,9 +170,12 @@ class Stage:
         if got["failures"]:
             raise RuntimeError(f"{got['failures']} readers were left alone: {got['failure']}")
         return Account(
-            made=made, received=got["lines"], dropped=got["dropped"],
-            untold=max(abs(got["untold"]), abs(made - got["lines"] - got["dropped"])), most_at_once=most,
-        )  # fmt: skip
+            made=made,
+            received=got["lines"],
+            dropped=got["dropped"],
+            untold=max(abs(got["untold"]), abs(made - got["lines"] - got["dropped"])),
+            most_at_once=most,
+        )
 
 
 def _observe(stage: Stage, *, idle_bytes: int, join_cpu: float) -> Seen:
@@ -188,11 +191,21 @@ def _observe(stage: Stage, *, idle_bytes: int, join_cpu: float) -> Seen:
         slowest = nodes.ask()["slowest_report_seconds"]
         account = stage.account(readers)
     return Seen(
-        join_seconds=nodes.hello["took"], join_cpu=join_cpu, reports=reports, bare=bare,
-        bare_bytes=bare_bytes, logs=logs, reading=reading, driving=driving, updating=updating,
-        account=account, idle_bytes=idle_bytes, peak_bytes=server.peak_resident_bytes(),
-        slowest_report_seconds=slowest, load_share=share,
-    )  # fmt: skip
+        join_seconds=nodes.hello["took"],
+        join_cpu=join_cpu,
+        reports=reports,
+        bare=bare,
+        bare_bytes=bare_bytes,
+        logs=logs,
+        reading=reading,
+        driving=driving,
+        updating=updating,
+        account=account,
+        idle_bytes=idle_bytes,
+        peak_bytes=server.peak_resident_bytes(),
+        slowest_report_seconds=slowest,
+        load_share=share,
+    )
 
 
 def _fleet(plan: Plan) -> Seen:
@@ -202,9 +215,12 @@ def _fleet(plan: Plan) -> Seen:
         with _server(directory / "data", core) as (server, place):
             idle, used = server.resident_bytes(), server.cpu_seconds()
             said = {
-                "folder": str(directory), "server": place, "tokens": people.tokens, "first": 0,
+                "folder": str(directory),
+                "server": place,
+                "tokens": people.tokens,
+                "first": 0,
                 "report_seconds": REPORT_SECONDS,
-            }  # fmt: skip
+            }
             with helper("bench.boards_nodes", directory / "nodes.json", said) as nodes:
                 join_cpu = (server.cpu_seconds() - used) / plan.boards
                 stage = Stage(
@@ -226,44 +242,58 @@ def _rows(seen: Seen, plan: Plan) -> Iterator[Row]:
     many = f"{plan.boards:,} boards"
     joins = plan.boards / seen.join_seconds
     yield _row(
-        f"{many} join, a key and a certificate each", f"{joins:,.0f}/s", f"{MUST_JOIN:g}/s",
-        reached=joins >= MUST_JOIN, note=f"{seen.join_cpu * 1e3:.1f} ms of the server's processor time each",
-    )  # fmt: skip
+        f"{many} join, a key and a certificate each",
+        f"{joins:,.0f}/s",
+        f"{MUST_JOIN:g}/s",
+        reached=joins >= MUST_JOIN,
+        note=f"{seen.join_cpu * 1e3:.1f} ms of the server's processor time each",
+    )
     yield _row(
-        f"{many} reporting every {REPORT_SECONDS:g} s, with metrics", f"{seen.reports.share:.0%} of a core",
-        f"under {MUST_REPORTS:.0%}", reached=seen.reports.share < MUST_REPORTS,
+        f"{many} reporting every {REPORT_SECONDS:g} s, with metrics",
+        f"{seen.reports.share:.0%} of a core",
+        f"under {MUST_REPORTS:.0%}",
+        reached=seen.reports.share < MUST_REPORTS,
         note=f"{seen.reports.rate:,.0f} reports/s at {seen.reports.cost_us:,.0f} µs each",
-    )  # fmt: skip
+    )
     yield _row(
-        f"And their logs followed over REST, {LINES:g} lines/s each", f"{seen.logs.share:.0%} of a core",
-        f"under {MUST_LOGS:.0%}", reached=seen.logs.share < MUST_LOGS,
+        f"And their logs followed over REST, {LINES:g} lines/s each",
+        f"{seen.logs.share:.0%} of a core",
+        f"under {MUST_LOGS:.0%}",
+        reached=seen.logs.share < MUST_LOGS,
         reference=f"{seen.bare.share:.0%}, bare streams",
         note=f"{seen.logs.rate:,.0f} lines/s at {_line_us(seen):.0f} µs each, reports left out; a bare "
         f"client of the boards reads {seen.bare.rate:,.0f} lines/s at {seen.bare.cost_us:.0f} µs each in "
         f"{seen.bare_bytes / 1e6:.0f} MB; the boards took {seen.load_share:.0%} of their core; the slowest "
         f"report took {seen.slowest_report_seconds:.2f} s",
-    )  # fmt: skip
+    )
     account = seen.account
     yield _row(
-        f"Lines missing without a word, {FLOOD_BOARDS} boards gone wild", f"{account.untold:,}", "0",
+        f"Lines missing without a word, {FLOOD_BOARDS} boards gone wild",
+        f"{account.untold:,}",
+        "0",
         reached=account.untold == 0 and account.made > 0,
         note=f"{account.made:,} lines made, {account.received:,} received, {account.dropped:,} told to be "
         f"dropped; {account.most_at_once:,.0f} lines/s came through while they did",
-    )  # fmt: skip
+    )
     for figure, times, must in (
         ("A pin driven over REST, p95", seen.driving, MUST_GPIO),
         ("REST, one board or a page of 50, p95", seen.reading, MUST_REST),
         ("From a pin driven to its event on a WebSocket, p95", seen.updating, MUST_UPDATE),
     ):
         yield _row(
-            f"{figure}, meanwhile", f"{times.p95 * 1e3:.0f} ms", f"under {must * 1e3:.0f} ms",
-            reached=times.p95 < must, note=str(times),
-        )  # fmt: skip
+            f"{figure}, meanwhile",
+            f"{times.p95 * 1e3:.0f} ms",
+            f"under {must * 1e3:.0f} ms",
+            reached=times.p95 < must,
+            note=str(times),
+        )
     yield _row(
-        f"Memory of the server, {many}, the most at any time", f"{seen.peak_bytes / 1e6:.0f} MB",
-        f"under {MUST_MEMORY / 1e6:.0f} MB", reached=seen.peak_bytes < MUST_MEMORY,
+        f"Memory of the server, {many}, the most at any time",
+        f"{seen.peak_bytes / 1e6:.0f} MB",
+        f"under {MUST_MEMORY / 1e6:.0f} MB",
+        reached=seen.peak_bytes < MUST_MEMORY,
         note=f"{seen.idle_bytes / 1e6:.0f} MB when idle",
-    )  # fmt: skip
+    )
 
 
 def _line_us(seen: Seen) -> float:

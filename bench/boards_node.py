@@ -67,10 +67,15 @@ class Logs:
         while self._waiting and size < limit_bytes:
             number = self._waiting.popleft()
             entry = pb.LogEntry(
-                level=pb.LogEntry.INFO, unit="kubelet.service", source="journal", hostname=self._name,
+                level=pb.LogEntry.INFO,
+                unit="kubelet.service",
+                source="journal",
+                hostname=self._name,
                 message=f"{number} probe of container registry-proxy in kube-system/registry-proxy-7c9 ok",
-                pid=812, cursor=f"j:{number}", dropped=self._untold,
-            )  # fmt: skip
+                pid=812,
+                cursor=f"j:{number}",
+                dropped=self._untold,
+            )
             entry.timestamp.GetCurrentTime()
             self.dropped += self._untold
             self._untold = 0
@@ -116,9 +121,12 @@ class Node:
         elif action == pb.GPIORequest.CONFIGURE:
             self._pins[request.pin] = request.state
         answer = pb.GPIOResponse(
-            success=True, pin=request.pin, state=self._pins.get(request.pin, pb.GPIORequest.LOW),
-            direction=request.direction or pi_agent.AGENT_GPIO_DIRECTION_OUTPUT, pull_mode=request.pull_mode,
-        )  # fmt: skip
+            success=True,
+            pin=request.pin,
+            state=self._pins.get(request.pin, pb.GPIORequest.LOW),
+            direction=request.direction or pi_agent.AGENT_GPIO_DIRECTION_OUTPUT,
+            pull_mode=request.pull_mode,
+        )
         answer.timestamp.GetCurrentTime()
         return answer.SerializeToString()
 

@@ -34,7 +34,7 @@ from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from h2_grpc import connect, tls_context
+from support.shared.h2_grpc import connect, tls_context
 
 COMERS: Final = 16
 """Boards that are registering at any moment."""
@@ -114,11 +114,18 @@ class Fleet:
             board.port = listening.sockets[0].getsockname()[1]
             number = f"{board.index:04x}"
             request = pb.NodeRegistration(
-                name=board.node.name, join_token=board.token, csr_pem=_csr(board.key), agent_port=board.port,
-                ip_address=board.address, mac_address=f"02:00:00:00:{number[:2]}:{number[2:]}",
-                serial_number=f"s{board.index}", architecture="arm64", model="Raspberry Pi 4 Model B",
-                cpu_cores=4, memory=4 << 30,
-            )  # fmt: skip
+                name=board.node.name,
+                join_token=board.token,
+                csr_pem=_csr(board.key),
+                agent_port=board.port,
+                ip_address=board.address,
+                mac_address=f"02:00:00:00:{number[:2]}:{number[2:]}",
+                serial_number=f"s{board.index}",
+                architecture="arm64",
+                model="Raspberry Pi 4 Model B",
+                cpu_cores=4,
+                memory=4 << 30,
+            )
             async with connect(self._plan.server, tls_context(self._ca), source=board.address) as channel:
                 raw = await channel.unary(REGISTER, request.SerializeToString())
         answer = pb.RegistrationResponse.FromString(raw)
@@ -191,9 +198,13 @@ class Fleet:
 def _health(board: Board) -> bytes:
     board.reports += 1
     report = pb.HealthReport(
-        source="agent", status=pi.NODE_STATUS_READY, version="1.0", uptime="1d", sequence=board.reports,
+        source="agent",
+        status=pi.NODE_STATUS_READY,
+        version="1.0",
+        uptime="1d",
+        sequence=board.reports,
         metrics=measured(),
-    )  # fmt: skip
+    )
     report.timestamp.GetCurrentTime()
     for name in ("gpio", "metrics", "logs", "disk"):
         report.checks.add(name=name, status="OK")

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetplane.domains.boards import credentials
-from fleetplane.domains.boards.domain import BLUEPRINT
+from fleetplane.domains.boards.joining import credentials
+from fleetplane.domains.boards.joining.join_tokens import JoinTokens
 from fleetplane.domains.boards.kinds import SCOPE
-from fleetplane.domains.boards.tokens import JoinTokens
+from fleetplane.domains.boards.server import BLUEPRINT
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
@@ -57,6 +57,10 @@ async def _prepare(data_dir: Path, boards: int) -> Population:
         ]
         certificate, key = credentials.issue_to_self(authority, "bench", days=1)
         return Population(
-            tokens=[one.text for one in made], operator=operator, reader=reader, ca=authority.trust_pem,
-            certificate=certificate, key=key,
-        )  # fmt: skip
+            tokens=[one.text for one in made],
+            operator=operator,
+            reader=reader,
+            ca=authority.trust_pem,
+            certificate=certificate,
+            key=key,
+        )

@@ -73,10 +73,12 @@ def measure(effort: Effort) -> Sequence[Row]:
     return [
         against(
             figure="Durable UpdateGpuCondition, 64 callers",
-            ours=max(ours), reference=max(reference), must=MUST,
+            ours=max(ours),
+            reference=max(reference),
+            must=MUST,
             show=lambda rate: f"{rate:,.0f}/s",
         )
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from fleetplane.rpc import (
     MethodTable,
     open_listener,
 )
-from fleetplane.rpc.descriptors import connections_of
+from fleetplane.rpc.listening.descriptors import connections_of
 
 LISTENER = "edge"
 SERVICE = "aegis.cluster.v1.NodeClusterService"
@@ -81,17 +81,22 @@ class Bare:
 def _app(bare: Bare) -> GrpcApp:
     rows = [
         MethodRow(
-            path=f"/{SERVICE}/{name}", listener=LISTENER, authentication=Authentication.ANONYMOUS,
+            path=f"/{SERVICE}/{name}",
+            listener=LISTENER,
+            authentication=Authentication.ANONYMOUS,
             permission=None,
         )
         for name in METHODS
-    ]  # fmt: skip
+    ]
     anyone = Principal(name="anyone", roles=frozenset())
     app = GrpcApp(
-        listener=LISTENER, table=MethodTable(rows), access=AccessTable({}),
+        listener=LISTENER,
+        table=MethodTable(rows),
+        access=AccessTable({}),
         authenticators={Authentication.ANONYMOUS: lambda _connection: anyone},
-        clock=SystemClock(), statistics=CallStatistics(),
-    )  # fmt: skip
+        clock=SystemClock(),
+        statistics=CallStatistics(),
+    )
     handlers: dict[str, Any] = {
         "ConnectEdge": grpc.stream_stream_rpc_method_handler(bare.connect),
         "Count": grpc.unary_unary_rpc_method_handler(bare.count),
@@ -111,7 +116,7 @@ async def serve(ready: Path, *, tls: bool, connections: int) -> None:
         spec = ListenerSpec(name=LISTENER, addresses=addresses, app=app)
         if tls:  # with a certificate of the same kind
             authority = await Authority.load_or_create(store, MasterKey(bytes(32), clock), clock)
-            spec = endpoints.encrypted(LISTENER, addresses, app, authority, (), clients="none")
+            spec = endpoints.encrypted(spec, authority)
         (number,) = connections_of([connections])
         async with open_listener(replace(spec, connections=number), grace_seconds=1) as listener:
             staging = ready.with_suffix(".staging")

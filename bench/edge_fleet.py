@@ -30,8 +30,8 @@ from bench.http2 import (
     literal,
 )
 from bench.servers import Server
-from fleetplane.domains.edge import envelope
-from fleetplane.domains.edge.envelope import EventKind
+from fleetplane.domains.edge.wire import envelope
+from fleetplane.domains.edge.wire.envelope import EventKind
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
 
@@ -71,6 +71,9 @@ class Secured(Connection):
             self.socket.setblocking(True)
 
 
+COMMAND = "cccccccc-1111-4222-8333-dddddddddddd"
+
+
 class Daemon(Secured):
     __slots__ = ("_identity", "_on_result", "_stream_id", "opened")
 
@@ -81,17 +84,22 @@ class Daemon(Secured):
         context: ssl.SSLContext | None,
         *,
         on_result: Callable[[], None],
+        first_generation: bool = False,
     ) -> None:
         self.opened = False
         self._identity = identity
         self._stream_id = str(uuid.uuid4())
         self._on_result = on_result
         super().__init__(server, lambda _connection, _stream, message: self._command(message), context)
+        inner = b"" if first_generation else envelope.capabilities_inner(CAPABILITIES)
         hello = tolerant_pb2.Hello(
-            envelope=self._signed(EventKind.HELLO, envelope.capabilities_inner(CAPABILITIES)),
-            capabilities=CAPABILITIES, stream_id=self._stream_id,
-        )  # fmt: skip
-        fields = head(CONNECT, server.authority) + literal(b"x-aegis-edge-dialect", b"documented")
+            envelope=self._signed(EventKind.HELLO, inner),
+            capabilities=CAPABILITIES,
+            stream_id=self._stream_id,
+        )
+        fields = head(CONNECT, server.authority)
+        if not first_generation:
+            fields += literal(b"x-aegis-edge-dialect", b"documented")
         self.say(framed(HEADERS, END_HEADERS, STREAM, fields) + _message(tolerant_pb2.EdgeEvent(hello=hello)))
 
     def _signed(self, kind: EventKind, inner: bytes = b"") -> pb.SealNodeEnvelope:
@@ -106,6 +114,21 @@ class Daemon(Secured):
         beat = tolerant_pb2.Heartbeat(envelope=self._signed(EventKind.HEARTBEAT))
         return _message(tolerant_pb2.EdgeEvent(heartbeat=beat))
 
+    def lines(self, number: int) -> list[bytes]:
+        """Output as daemons of the first generation send it, an event for each line."""
+        made = []
+        for sequence in range(1, number + 1):
+            text = b"a line of output that says something, number %d\n" % sequence
+            inner = envelope.short_progress_inner(COMMAND, sequence=sequence, stderr=False, chunk=text)
+            line = tolerant_pb2.CommandProgress(
+                envelope=self._signed(EventKind.COMMAND_PROGRESS, inner),
+                command_id=COMMAND,
+                chunk=text,
+                sequence=sequence,
+            )
+            made.append(_message(tolerant_pb2.EdgeEvent(command_progress=line)))
+        return made
+
     def say(self, message: bytes) -> None:
         self.socket.sendall(message)
 
@@ -116,8 +139,9 @@ class Daemon(Secured):
             command_id = command.invoke_tool.command_id
             done = tolerant_pb2.CommandResult(
                 envelope=self._signed(EventKind.COMMAND_RESULT, envelope.result_inner(command_id, DONE)),
-                command_id=command_id, result=DONE,
-            )  # fmt: skip
+                command_id=command_id,
+                result=DONE,
+            )
             self.say(_message(tolerant_pb2.EdgeEvent(command_result=done)))
             self._on_result()
 
@@ -172,8 +196,23 @@ class Fleet:
                 self.people.until(lambda made=made: all(daemon.opened for daemon in made))  # type: ignore[misc]
                 self.daemons += made
 
-    def _dial(self, identity: Identity) -> Daemon:
-        return Daemon(self._server, identity, self.context, on_result=self._answered)
+    def replaced(self, identities: Sequence[Identity]) -> list[Daemon]:
+        """The first of the daemons again, as ones of the first generation."""
+        for daemon in self.daemons[: len(identities)]:
+            self.people.forget(daemon)
+            daemon.socket.close()
+        with ThreadPoolExecutor(DIALLERS) as diallers:
+            made = list(diallers.map(lambda one: self._dial(one, first_generation=True), identities))
+        for daemon in made:
+            self.people.adopt(daemon)
+        self.people.until(lambda: all(daemon.opened for daemon in made))
+        self.daemons[: len(identities)] = made
+        return made
+
+    def _dial(self, identity: Identity, *, first_generation: bool = False) -> Daemon:
+        return Daemon(
+            self._server, identity, self.context, on_result=self._answered, first_generation=first_generation
+        )
 
     def _answered(self) -> None:
         self.results += 1

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fleetplane.domains.edge.domain import BLUEPRINT
-from fleetplane.domains.edge.identity_policy import IdentityPolicy
+from fleetplane.domains.edge.identity.policy import IdentityPolicy
+from fleetplane.domains.edge.identity.server_key import ServerKey
+from fleetplane.domains.edge.identity.tokens import NodeTokens
 from fleetplane.domains.edge.kinds import EDGE_NODE, NODE_CLAIM, NodeSpec, tenant_scope
-from fleetplane.domains.edge.server_key import ServerKey
-from fleetplane.domains.edge.tokens import NodeTokens
+from fleetplane.domains.edge.server import BLUEPRINT
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.identity import MasterKey
@@ -61,9 +61,13 @@ async def _enrol(data_dir: Path, number: int) -> Population:
         master = MasterKey.from_file(data_dir / "master.key", clock)
         key = await ServerKey.load_or_create(store, master)
         tokens = await NodeTokens.load(
-            store, master, clock, issuer=IdentityPolicy().role.issuer, endpoint=lambda: "127.0.0.1:50056",
+            store,
+            master,
+            clock,
+            issuer=IdentityPolicy().role.issuer,
+            endpoint=lambda: "127.0.0.1:50056",
             server_public_key=key.public_key,
-        )  # fmt: skip
+        )
         daemons: list[Identity] = []
         for start in range(0, number, BATCH):
             daemons += await _enrol_some(store, tokens, min(BATCH, number - start))
@@ -84,10 +88,13 @@ async def _enrol_some(store: Store, tokens: NodeTokens, number: int) -> list[Ide
         made.append(Identity(node_id=node_id, key=key, token=issued.token))
         specs.append(
             NodeSpec(
-                display_name="", public_key=public, token_id=issued.jti, enrolled_at_ns=issued.issued_at_ns,
+                display_name="",
+                public_key=public,
+                token_id=issued.jti,
+                enrolled_at_ns=issued.issued_at_ns,
                 token_expires_at_ns=issued.expires_at_ns,
             )
-        )  # fmt: skip
+        )
     scope = tenant_scope(TENANT)
 
     def change(draft: Draft) -> None:

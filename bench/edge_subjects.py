@@ -21,9 +21,12 @@ from bench.http2 import RECEIVE_BYTES, crowd
 from bench.servers import Server
 
 ORDER = {
-    "target": "all", "tool": "cmd.run", "args": {"command": "true"}, "mode": "parallel",
+    "target": "all",
+    "tool": "cmd.run",
+    "args": {"command": "true"},
+    "mode": "parallel",
     "failure_policy": "continue",
-}  # fmt: skip
+}
 RESULT, OVER = b"event: command_result\n", b"event: fleet_result\n"
 
 
@@ -34,7 +37,8 @@ class Subject:
     server: Server
     fleet: Fleet
     heard: Callable[[], int]
-    """Heartbeats that were taken so far."""
+    """Heartbeats that were taken so far; of the reference, all messages."""
+    counts_heartbeats: bool = True
     send: Callable[[], tuple[float, float]]
     """One command to all; the seconds until the first and the last daemon's result."""
 
@@ -43,8 +47,10 @@ class Subject:
 def fleetplane(data: Path, operator: str, core: int, *, tls: bool, connections: int) -> Iterator[Subject]:
     """The product, with the daemons that are enrolled in its data directory."""
     settings = (
-        f"listeners.edge.tls={str(tls).lower()}", f"listeners.edge.connections={connections}",
-    )  # fmt: skip
+        f"listeners.edge.tls={str(tls).lower()}",
+        f"listeners.edge.connections={connections}",
+        f"listeners.edge.connections_per_address={connections}",
+    )
     with servers.fleetplane(data, core, settings, domains="edge") as started:
         listeners = json.loads(data.with_name(data.name + ".ready").read_text())["listeners"]
         host, _, port = listeners["edge"][0].rpartition("//")[2].rpartition(":")
@@ -53,9 +59,11 @@ def fleetplane(data: Path, operator: str, core: int, *, tls: bool, connections: 
             fleet = Fleet(server, people, tls=tls)
             web = started.authority
             yield Subject(
-                server=server, fleet=fleet, heard=lambda: _heartbeats(web),
+                server=server,
+                fleet=fleet,
+                heard=lambda: _heartbeats(web),
                 send=lambda: _run(web, operator, fleet),
-            )  # fmt: skip
+            )
 
 
 def _heartbeats(web: str) -> int:
@@ -140,9 +148,12 @@ def bare(directory: Path, core: int, sample: bytes, *, tls: bool, connections: i
                 return first, last
 
             yield Subject(
-                server=server, fleet=fleet, send=send,
+                server=server,
+                fleet=fleet,
+                send=send,
+                counts_heartbeats=False,
                 heard=lambda: int.from_bytes(ask(COUNT, b""), "big"),
-            )  # fmt: skip
+            )
 
 
 def sample_command(size: int) -> bytes:

@@ -25,10 +25,13 @@ def measure(effort: Effort) -> Sequence[Row]:
     return [
         against(
             figure="GetGpu, 8 connections × 8 streams",
-            ours=ours.rate, reference=reference.rate, must=MUST, show=lambda rate: f"{rate:,.0f}/s",
+            ours=ours.rate,
+            reference=reference.rate,
+            must=MUST,
+            show=lambda rate: f"{rate:,.0f}/s",
             note=unary.processor_time(ours, reference),
         )
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

@@ -44,11 +44,14 @@ def literal(name: bytes, value: bytes) -> bytes:
 def head(path: str, authority: str) -> bytes:
     return (
         b"\x83\x86\x04"  # POST and http from HPACK's static table; then the path
-        + bytes([len(path)]) + path.encode()
-        + b"\x01" + bytes([len(authority)]) + authority.encode()
+        + bytes([len(path)])
+        + path.encode()
+        + b"\x01"
+        + bytes([len(authority)])
+        + authority.encode()
         + literal(b"content-type", b"application/grpc")
         + literal(b"te", b"trailers")
-    )  # fmt: skip
+    )
 
 
 _GREETING = (

@@ -59,16 +59,14 @@ class Agent:
 
 def _agents(nonces: dict[str, str], folder: Path) -> list[Agent]:
     return [
-        Agent(
-            name=name, nonce=nonce, number=number, folder=folder, key=ed25519.Ed25519PrivateKey.generate()
-        )
+        Agent(name=name, nonce=nonce, number=number, folder=folder, key=ed25519.Ed25519PrivateKey.generate())
         for number, (name, nonce) in enumerate(sorted(nonces.items()))
-    ]  # fmt: skip
+    ]
 
 
 @contextlib.asynccontextmanager
 async def _connected(address: str, context: ssl.SSLContext, source: str) -> Any:
-    from h2_grpc import H2Channel
+    from support.shared.h2_grpc import H2Channel
 
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(
@@ -87,7 +85,7 @@ async def _connected(address: str, context: ssl.SSLContext, source: str) -> Any:
 
 async def _register(agents: Sequence[Agent], address: str, ca: Path) -> float:
     """Everyone once; returns the seconds it took."""
-    from h2_grpc import tls_context
+    from support.shared.h2_grpc import tls_context
 
     context = tls_context(ca)
     turns = asyncio.Semaphore(COMERS)
@@ -116,7 +114,7 @@ async def _register(agents: Sequence[Agent], address: str, ca: Path) -> float:
 
 async def _live(agent: Agent, address: str, ca: Path, opening: asyncio.Semaphore) -> None:
     """Until cancelled."""
-    from h2_grpc import tls_context
+    from support.shared.h2_grpc import tls_context
 
     async with contextlib.AsyncExitStack() as stack:
         async with opening:

@@ -32,8 +32,8 @@ WRITES_AT_ONCE = 256
 
 async def _populated(size: int, directory: Path, passes: int) -> float:
     """The best time of a pass over a healthy group of that size."""
-    from controller_rig import GROUP, KEY, Rig, rig, wanted
-    from instances_lab import TENANT
+    from support.instances.controller_rig import GROUP, KEY, Rig, rig, wanted
+    from support.instances.instances_lab import TENANT
 
     from fleetplane.domains.instances.kinds import InstanceSpec, InstanceStatus
     from fleetplane.domains.instances.providers.contract import Observed, ProviderStatus
@@ -51,10 +51,14 @@ async def _populated(size: int, directory: Path, passes: int) -> float:
             await place.instances.record(TENANT, name, spec, status)
             place.provider._put(
                 Observed(
-                    instance_id=name, provider_id=f"mock-{name}", status=ProviderStatus.RUNNING,
-                    cluster="lab", shard="local", tags={"tenant": TENANT, "group": GROUP},
+                    instance_id=name,
+                    provider_id=f"mock-{name}",
+                    status=ProviderStatus.RUNNING,
+                    cluster="lab",
+                    shard="local",
+                    tags={"tenant": TENANT, "group": GROUP},
                 )
-            )  # fmt: skip
+            )
 
         for start in range(0, size, WRITES_AT_ONCE):
             await asyncio.gather(*map(one, range(start, min(size, start + WRITES_AT_ONCE))))
@@ -89,9 +93,9 @@ async def _populated(size: int, directory: Path, passes: int) -> float:
 
 async def _grown(size: int, directory: Path) -> float:
     """From the configuration that asks for so many until the last has its machine, in real time."""
-    from instances_lab import document, lab, until
+    from support.instances.instances_lab import document, lab, until
 
-    from fleetplane.domains.instances import rules
+    from fleetplane.domains.instances.rules import decide as rules
 
     async with lab(directory, document(0)) as place:
         begun = time.perf_counter()

@@ -24,7 +24,7 @@ CREATE_SECONDS = 120.0
 
 
 def _document(size: int) -> dict[str, Any]:
-    from instances_lab import document
+    from support.instances.instances_lab import document
 
     shard = {
         # Nobody is given up while two thousand others are still coming.
@@ -37,7 +37,7 @@ def _document(size: int) -> dict[str, Any]:
 
 
 async def serve(ready: Path, size: int) -> None:
-    from instances_lab import lab
+    from support.instances.instances_lab import lab
 
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(40))
     folder = ready.with_suffix(".data")

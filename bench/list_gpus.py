@@ -27,10 +27,13 @@ def measure(effort: Effort) -> Sequence[Row]:
     return [
         against(
             figure=f"ListGpus with {gpus} GPUs",
-            ours=ours.rate, reference=reference.rate, must=MUST, show=lambda rate: f"{rate:,.0f}/s",
+            ours=ours.rate,
+            reference=reference.rate,
+            must=MUST,
+            show=lambda rate: f"{rate:,.0f}/s",
             note=unary.processor_time(ours, reference),
         )
-    ]  # fmt: skip
+    ]
 
 
 if __name__ == "__main__":

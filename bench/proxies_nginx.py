@@ -29,8 +29,8 @@ import httpx
 from bench import servers
 from bench.figures import Effort, Row, alone
 from bench.proxies_rollout import PASSWORD, _post, _workspace
-from fleetplane.domains.proxies.agent.rendering import LOG_FIELDS
-from fleetplane.domains.proxies.agent.site import Paths
+from fleetplane.domains.proxies.nginx.site import Paths
+from fleetplane.domains.proxies.nginx.typed.upkeep import LOG_FIELDS
 
 FLEETS = (1, 10, 50)
 CONFIRMED_WITHIN_SECONDS = {1: 3.0, 10: 6.0, 50: 30.0}
@@ -45,11 +45,28 @@ def _agent(
     state: Path, server: str, authority: Path, token: str, port: int
 ) -> Iterator[subprocess.Popen[bytes]]:
     command = [
-        str(Path(sys.executable).with_name("fleetplane")), "agent", "proxy", "--managed",
-        "--stop-nginx-on-exit", "--server", server, "--ca-file", str(authority), "--token", token,
-        "--state-dir", str(state),
-        "--listen-address", "127.0.0.1", "--map-port", f"80:{port}", "--workers", "1", "--log-level", "error",
-    ]  # fmt: skip
+        str(Path(sys.executable).with_name("fleetplane")),
+        "agent",
+        "proxy",
+        "--managed",
+        "--stop-nginx-on-exit",
+        "--server",
+        server,
+        "--ca-file",
+        str(authority),
+        "--token",
+        token,
+        "--state-dir",
+        str(state),
+        "--listen-address",
+        "127.0.0.1",
+        "--map-port",
+        f"80:{port}",
+        "--workers",
+        "1",
+        "--log-level",
+        "error",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield process
@@ -98,7 +115,7 @@ class Fleet:
 
     def _location(self) -> dict[str, Any]:
         self._changes += 1
-        return {"path": "/", "root": "/nowhere", "custom_directives": {"return": f"200 {self._changes}"}}
+        return {"path": "/", "root": "/srv/www/x", "custom_directives": {"return": f"200 {self._changes}"}}
 
     async def grow(self, count: int, running: contextlib.ExitStack) -> None:
         while (number := len(self._agents)) < count:
@@ -144,11 +161,18 @@ async def _rollouts(said: dict[str, list[str]], fleets: Sequence[int], rounds: i
 def _line(number: int) -> bytes:
     values = dict.fromkeys(LOG_FIELDS, f"{number}")
     values |= {
-        "time": "1794783182.314", "remote_addr": "192.0.2.17", "method": "GET", "protocol": "HTTP/1.1",
-        "uri": f"/api/v1/things/{number}?page=2", "status": "200", "host": "api.example.com", "referer": "",
+        "time": "1794783182.314",
+        "remote_addr": "192.0.2.17",
+        "method": "GET",
+        "protocol": "HTTP/1.1",
+        "uri": f"/api/v1/things/{number}?page=2",
+        "status": "200",
+        "host": "api.example.com",
+        "referer": "",
         "user_agent": "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0",
-        "request_id": f"{number:032x}", "virtual_host_id": "880e8400-e29b-41d4-a716-446655440004",
-    }  # fmt: skip
+        "request_id": f"{number:032x}",
+        "virtual_host_id": "880e8400-e29b-41d4-a716-446655440004",
+    }
     return json.dumps(values, separators=(",", ":")).encode()
 
 
@@ -193,13 +217,27 @@ def _cpu_seconds(pid: int) -> float:
 def _server() -> Iterator[dict[str, list[str]]]:
     with servers.scratch() as directory:
         ready = directory / "proxies.ready"
+        password = servers.secret_file(directory / "password", PASSWORD)
         command = [
-            str(Path(sys.executable).with_name("fleetplane")), "server", "--only", "proxies",
-            "--data-dir", str(directory / "data"), "--ready-file", str(ready), "--log-level", "error",
-            "--set", "listeners.web.addresses=127.0.0.1:0",
-            "--set", "listeners.proxy-agents.addresses=127.0.0.1:0",
-            "--set", f"proxies.admin_password={PASSWORD}", "--set", "proxies.requests_per_minute=1000000",
-        ]  # fmt: skip
+            str(Path(sys.executable).with_name("fleetplane")),
+            "server",
+            "--only",
+            "proxies",
+            "--data-dir",
+            str(directory / "data"),
+            "--ready-file",
+            str(ready),
+            "--log-level",
+            "error",
+            "--set",
+            "listeners.web.addresses=127.0.0.1:0",
+            "--set",
+            "listeners.proxy-agents.addresses=127.0.0.1:0",
+            "--set",
+            f"proxies.admin_password_file={password}",
+            "--set",
+            "proxies.requests_per_minute=1000000",
+        ]
         with servers._running("fleetplane", command, ready, None):
             yield json.loads(ready.read_text())["listeners"]
 

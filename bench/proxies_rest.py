@@ -18,7 +18,7 @@ import httpx
 
 from bench import rest, servers
 from bench.figures import Effort, Row, against, alone
-from bench.proxies_rollout import PASSWORD
+from bench.proxies_rollout import PASSWORD, settings
 from bench.servers import Server
 from bench.unary import Served
 
@@ -26,7 +26,6 @@ CALLERS = 64
 MUST_READ = 0.35
 MUST_WRITE = 0.07
 """A hello waits for no disk."""
-SETTINGS = (f"proxies.admin_password={PASSWORD}", "proxies.requests_per_minute=1000000000")
 HELLO = "/hello"
 
 
@@ -66,7 +65,9 @@ def _both() -> Iterator[tuple[Server, Server]]:
         ready = directory / "litestar.ready"
         command = [sys.executable, "-m", "bench.litestar_server", str(ready)]
         with (
-            servers.fleetplane(directory / "data", core, SETTINGS, domains="proxies") as fleetplane,
+            servers.fleetplane(
+                directory / "data", core, settings(directory), domains="proxies"
+            ) as fleetplane,
             servers._running("litestar", command, ready, core) as litestar,
         ):
             yield fleetplane, litestar
@@ -101,10 +102,13 @@ def measure(effort: Effort) -> Sequence[Row]:
 def _row(figure: str, rounds: Sequence[tuple[Served, Served]], must: float) -> Row:
     ours, reference = (max((one[side] for one in rounds), key=lambda one: one.rate) for side in (0, 1))
     return against(
-        figure=figure, ours=ours.rate, reference=reference.rate, must=must,
+        figure=figure,
+        ours=ours.rate,
+        reference=reference.rate,
+        must=must,
         show=lambda rate: f"{rate:,.0f}/s",
         note=f"processor time a request {ours.cpu_us:.0f} µs, of the reference {reference.cpu_us:.0f} µs",
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -62,6 +61,12 @@ class Agent:
                 await self.say(health=pb.HealthReport(config_version=update.version))
             elif message.ack.message_id.endswith(":SUCCESS"):
                 self.acknowledged = int(message.ack.message_id.split(":")[1])
+
+
+def settings(directory: Path) -> tuple[str, ...]:
+    """Of a server without a limit on requests; its administrator has `PASSWORD`."""
+    password = servers.secret_file(directory / "password", PASSWORD)
+    return (f"proxies.admin_password_file={password}", "proxies.requests_per_minute=1000000000")
 
 
 async def _post(web: httpx.AsyncClient, path: str, body: dict[str, Any]) -> Any:
@@ -129,17 +134,9 @@ def measure(effort: Effort) -> Sequence[Row]:
     quick = effort.gpus is not None
     count, rounds = (20, 1) if quick else (AGENTS, 3)
     with servers.load_core() as core, servers.scratch() as directory:
-        ready = directory / "proxies.ready"
-        command = [
-            str(Path(sys.executable).with_name("fleetplane")), "server", "--only", "proxies",
-            "--data-dir", str(directory / "data"), "--ready-file", str(ready), "--log-level", "error",
-            "--set", "listeners.web.addresses=127.0.0.1:0",
-            "--set", "listeners.proxy-agents.addresses=127.0.0.1:0",
-            "--set", f"proxies.admin_password={PASSWORD}",
-            "--set", "proxies.requests_per_minute=1000000",
-        ]  # fmt: skip
-        with servers._running("fleetplane", command, ready, core) as server:
-            said = json.loads(ready.read_text())["listeners"]
+        data = directory / "data"
+        with servers.fleetplane(data, core, settings(directory), domains="proxies") as server:
+            said = json.loads(data.with_name("data.ready").read_text())["listeners"]
             used = server.cpu_seconds()
             took = asyncio.run(_measure(said, count, rounds))
             busy, memory = server.cpu_seconds() - used, server.resident_bytes()

@@ -19,16 +19,22 @@ FIGURES = (
     "list_gpus",
     "fan_out",
     "durable_writes",
+    "group_commit",
+    "registrations",
     "memory",
     "cold_start",
+    "command_start",
     "instances_pass",
     "instances_agents",
     "proxies_rest",
     "proxies_logs",
+    "proxies_traffic",
     "proxies_rollout",
+    "rollout_pass",
     "proxies_nginx",
     "edge_daemons",
     "boards_fleet",
+    "console",
 )
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 

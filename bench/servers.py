@@ -84,6 +84,13 @@ def scratch() -> Iterator[Path]:
         yield Path(made)
 
 
+def secret_file(path: Path, text: str) -> Path:
+    """A file that only its owner reads: servers refuse secrets on their command line."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+    return path
+
+
 @contextlib.contextmanager
 def fleetplane(
     data_dir: Path, core: int | None, settings: Sequence[str] = (), *, domains: str = "gpus"
@@ -94,11 +101,18 @@ def fleetplane(
     """
     ready = data_dir.with_name(data_dir.name + ".ready")
     command = [
-        str(Path(sys.executable).with_name("fleetplane")), "server",
-        "--data-dir", str(data_dir), "--ready-file", str(ready), "--log-level", "error",
+        str(Path(sys.executable).with_name("fleetplane")),
+        "server",
+        "--data-dir",
+        str(data_dir),
+        "--ready-file",
+        str(ready),
+        "--log-level",
+        "error",
         *(("--only", domains) if domains else ()),
-    ]  # fmt: skip
-    for setting in (*(f"listeners.{name}.addresses=127.0.0.1:0" for name in LISTENERS), *settings):
+    ]
+    free = (f"listeners.{name}.addresses=127.0.0.1:0" for name in LISTENERS)
+    for setting in (*free, "listeners.device-api.tcp_writes=true", *settings):
         command += ["--set", setting]
     with _running("fleetplane", command, ready, core) as server:
         yield server
