@@ -1,34 +1,53 @@
 # make run    set everything up and start the product with something to see in it
+# make run-cluster  three servers on one PostgreSQL behind HAProxy, and what to kill to see them take over
 # make test   set everything up, lint, type-check and run all tests
+# make quick  lint and the tests that start and open nothing
 # make lint   ruff and mypy
+# make faults the long form of what kills and starves servers: 2,000 simulated histories, 300 crashes, 30 takeovers
 # make bench  the figures of docs/performance.md, each beside its reference
-# make wheel  a wheel in dist/
+# make wheel  the wheels of both distributions in dist/
+# make docs   the documentation as a site in dist/site
+# make screenshots  pictures of the console in dist/screenshots, and the one of the README
+# make audit  known vulnerabilities of the pinned dependencies
+# make pins   write the requirements files anew, with hashes
 
 SHELL := /bin/bash
+# Hundreds of tests start a server; compiling every module anew each time would take most of their time.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 VENV := .venv
 BIN := $(VENV)/bin
 CONTRACTS := $(shell find proto -name '*.proto')
 
-.PHONY: help run test lint bench wheel clean
+.PHONY: help run run-cluster test quick lint faults bench wheel docs screenshots audit pins clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 # Everything Python, anew when a contract, a dependency or a pin changes.
-.make/env: pyproject.toml constraints.txt hatch_build.py tools/protogen.py tools/setup.sh $(CONTRACTS)
+.make/env: pyproject.toml packages/fleetplane/pyproject.toml requirements-dev.txt hatch_build.py tools/protogen.py tools/setup.sh $(CONTRACTS)
 	@tools/setup.sh python $(VENV)
 	@mkdir -p .make && touch $@
 
-# The system packages that tests and benchmarks need.
-.make/system-%: tools/setup.sh
+# The system packages that tests and benchmarks need, and generators of clients.
+.make/system-%: tools/setup.sh tools/clients/package-lock.json
 	@tools/setup.sh $*
 	@mkdir -p .make && touch $@
 
-# Without NGINX everything else is still worth seeing; the script says how to get it.
-run: .make/env
+# What running needs: a fifth of what developing needs, and nothing where that is there already.
+.make/product: pyproject.toml packages/fleetplane/pyproject.toml requirements.txt hatch_build.py tools/protogen.py tools/setup.sh $(CONTRACTS)
+	@[ -e .make/env ] && [ -z "$$(find $^ -newer .make/env)" ] || tools/setup.sh product $(VENV)
+	@mkdir -p .make && touch $@
+
+# Without NGINX everything else is still worth seeing. V=1 shows what everything logs.
+run: .make/product
 	@tools/setup.sh run || true
-	@tools/run.sh $(BIN)
+	@$(BIN)/fleetplane demo $(if $(V),-v)
+
+# SHOW=1 demonstrates a takeover by itself, and ends.
+run-cluster: .make/product
+	@tools/setup.sh cluster
+	@$(BIN)/python tools/run_cluster.py $(if $(SHOW),--show)
 
 lint: .make/env
 	$(BIN)/ruff check .
@@ -36,13 +55,41 @@ lint: .make/env
 	$(BIN)/mypy
 
 test: .make/env .make/system-test lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 4 --dist worksteal
+
+quick: .make/env lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal --quick -q
+
+# An hour or so; the short forms are in `make test`.
+faults: .make/env .make/system-test
+	CLUSTER_SEEDS=2000 CLUSTER_SHOWN=1 STORE_CRASH_ROUNDS=300 TAKEOVER_ROUNDS=30 $(BIN)/python -m pytest -q tests/faults \
+		tests/kernel/store/test_cluster_simulation.py tests/kernel/store/test_servers_takeover.py
 
 bench: .make/env .make/system-bench
 	$(BIN)/python bench/run.py
 
 wheel: .make/env
-	PIP_CONSTRAINT=constraints.txt $(BIN)/pip wheel --no-deps -w dist .
+	$(BIN)/pip wheel --no-deps --no-build-isolation -w dist . ./packages/fleetplane
+
+# Made by the test of the console; the README's is drawn anew, as SVG.
+screenshots: .make/env .make/system-test
+	CONSOLE_PICTURES=$(CURDIR)/dist/screenshots $(BIN)/python -m pytest -q tests/web/test_console_browser.py
+	cp dist/screenshots/machines.svg docs/images/console.svg
+
+# The site, in dist/site; a broken link or an unknown name is an error.
+docs: .make/env
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# Say which pinned packages have known vulnerabilities, or that nobody could be asked.
+audit: .make/audit
+	@.make/audit/bin/python tools/audit.py
+
+.make/audit: requirements-audit.txt
+	@tools/setup.sh audit $@
+
+# After a change of a dependency or a pin.
+pins: .make/env
+	@tools/pins.sh
 
 clean:
 	rm -rf $(VENV) .make dist src/fleetplane/gen

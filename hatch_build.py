@@ -6,10 +6,11 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class ProtobufBuildHook(BuildHookInterface):  # type: ignore[misc]  # hatchling ships no types
+class ProtobufBuildHook(BuildHookInterface[BuilderConfig]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

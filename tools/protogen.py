@@ -30,10 +30,14 @@ def generate(root: Path) -> Path:
     staging.mkdir(parents=True)
     well_known = resources.files("grpc_tools") / "_proto"
     arguments = [
-        "protoc", f"-I{source}", f"-I{well_known}",
-        f"--python_out={staging}", f"--pyi_out={staging}", f"--grpc_python_out={staging}",
+        "protoc",
+        f"-I{source}",
+        f"-I{well_known}",
+        f"--python_out={staging}",
+        f"--pyi_out={staging}",
+        f"--grpc_python_out={staging}",
         *(str(path.relative_to(source)) for path in protos),
-    ]  # fmt: skip
+    ]
     if protoc.main(arguments) != 0:
         raise SystemExit("protogen: protoc refused the contracts; its words are above")
     _move_below_gen(staging, {path.relative_to(source).parts[0] for path in protos})

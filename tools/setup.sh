@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Install what a step needs and is missing: `setup.sh python VENV`, `setup.sh run`, `setup.sh test`, `setup.sh bench`.
+# Install what a step needs and is missing: `setup.sh python VENV`, `setup.sh product VENV`, `setup.sh audit VENV`, `setup.sh run`, `setup.sh cluster`, `setup.sh test`,
+# `setup.sh bench`.
 # System packages come from Debian; without root or sudo the script names what to install and fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -36,19 +37,47 @@ install_packages() {
 need_quiet() {
     local command=$1 package=$2
     command -v "$command" >/dev/null || [ -x "/usr/sbin/$command" ] && return
-    local policy=/usr/sbin/policy-rc.d ours=
-    if ! [ -e $policy ]; then
-        ours=yes
-        printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null && as_root chmod 755 $policy ||
-            { say "could not install; please run as root: apt-get install $package"; exit 1; }
-    fi
+    forbid_services || { say "could not install; please run as root: apt-get install $package"; exit 1; }
     local installed=0
     (install_packages "$package") || installed=$?
-    [ -z "$ours" ] || as_root rm -f $policy
+    allow_services
     return $installed
 }
 
-python_environment() {
+# need_streams: NGINX's stream module, which Debian has in a package of its own.
+need_streams() {
+    local program options folder
+    program=$(command -v nginx || echo /usr/sbin/nginx)
+    options=$("$program" -V 2>&1)
+    case " $options " in *" --with-stream "*) return ;; esac
+    folder=$(printf '%s' "$options" | sed -n 's/.*--modules-path=\([^ ]*\).*/\1/p')
+    [ -e "${folder:-/usr/lib/nginx/modules}/ngx_stream_module.so" ] && return
+    forbid_services || { say "could not install; please run as root: apt-get install libnginx-mod-stream"; exit 1; }
+    local installed=0
+    (install_packages libnginx-mod-stream) || installed=$?
+    allow_services
+    return $installed
+}
+
+# Debian asks this file whether a service may start. Ours is taken away again however the script ends: left
+# behind, it would keep every later package's service from starting.
+POLICY=${POLICY_RC_D:-/usr/sbin/policy-rc.d}
+OURS=
+forbid_services() {
+    [ -e "$POLICY" ] && return
+    trap allow_services EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM HUP
+    OURS=yes
+    printf '#!/bin/sh\nexit 101\n' | as_root tee "$POLICY" >/dev/null && as_root chmod 755 "$POLICY"
+}
+allow_services() {
+    [ -z "$OURS" ] || as_root rm -f "$POLICY"
+    OURS=
+}
+
+# empty_environment VENV: a Python environment with nothing but pip, unless there is one.
+empty_environment() {
     local venv=$1 python=${PYTHON:-python3}
     need "$python" python3
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
@@ -61,22 +90,93 @@ python_environment() {
             "$python" -m venv "$venv"
         }
     fi
+}
+
+# Every file that is installed is checked against its hash.
+install_pinned() {
+    PIP_DISABLE_PIP_VERSION_CHECK=1 "$1/bin/pip" install --quiet --require-hashes --no-deps --requirement "$2"
+}
+
+# What makes the code installable: the generated part of it is made at build.
+BUILD='editables grpcio-tools hatchling packaging pathspec pluggy setuptools trove-classifiers'
+
+# only NAME... <requirements: the entries of these packages, with their hashes.
+only() {
+    awk -v names=" $* " '/^[^ #]/ { split($1, part, "=="); wanted = index(names, " " part[1] " ") } wanted'
+}
+
+# progress TOTAL: one line that counts what pip fetches and installs.
+progress() {
+    awk -v total="$1" -v terminal="$([ -t 2 ] && echo 1 || echo 0)" '
+        function tell(text) {
+            if (terminal) printf "\r\033[K%s", text > "/dev/stderr"; else print text > "/dev/stderr"
+        }
+        /^Collecting/ { seen++; if (terminal || seen % 10 == 0) tell("setup: " seen " of " total " packages: " $2) }
+        /^Installing collected/ { tell("setup: unpacking " total " packages") }
+        /^(ERROR|WARNING)/ { print > "/dev/stderr" }
+        END { if (terminal) printf "\r\033[K" > "/dev/stderr" }'
+}
+
+# What running the product needs, and nothing of what developing it needs.
+product_environment() {
+    local venv=$1 wanted total
+    empty_environment "$venv"
+    wanted=$(mktemp)
+    { cat requirements.txt; only $BUILD <requirements-dev.txt; } >"$wanted"
+    total=$(grep -c '^[^ #].*==' "$wanted")
+    say "installing $total packages into $venv; the first time takes a minute or two"
+    PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/pip" install --progress-bar off --require-hashes --no-deps \
+        --requirement "$wanted" | progress "$total"
+    rm -f "$wanted"
+    say "building Fleetplane"
+    install_ourselves "$venv"
+}
+
+python_environment() {
+    local venv=$1
+    empty_environment "$venv"
     say "installing Fleetplane and its dependencies into $venv"
-    PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
-        "$venv/bin/pip" install --quiet --editable '.[dev]'
+    install_pinned "$venv" requirements-dev.txt
+    install_ourselves "$venv"
+}
+
+install_ourselves() {
+    local venv=$1
+    # In this order: an environment made before there were two distributions has all files in the first one,
+    # and loses them when that is replaced.
+    local project
+    for project in packages/fleetplane "--editable ."; do
+        # shellcheck disable=SC2086  # two words are meant
+        PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/pip" install --quiet --no-deps --no-build-isolation $project
+    done
+}
+
+# What makes TypeScript clients of the OpenAPI documents; every package is checked against the hash in the lock file.
+client_generators() {
+    need npm npm
+    mkdir -p .make/clients
+    cp tools/clients/package.json tools/clients/package-lock.json .make/clients/
+    npm ci --prefix .make/clients --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null
 }
 
 case ${1:-} in
     python) python_environment "$2" ;;
+    product) product_environment "$2" ;;
+    audit) empty_environment "$2"; install_pinned "$2" requirements-audit.txt; touch "$2" ;;
+    cluster) need_quiet pg_ctlcluster postgresql; need_quiet haproxy haproxy ;;
     test)
         need gcc gcc libc6-dev  # builds the stand-in NVML library that the real bindings are tested on
         need_quiet nginx nginx  # the proxy agent is tested on a real one
+        need_streams            # and passes on TCP and UDP
         need pebble pebble      # certificates are tested with a real authority
         need h2load nghttp2-client  # the benchmarks are tried, each for a moment
         need_quiet sshd openssh-server  # boards are provisioned over a real one
+        need_quiet pg_ctlcluster postgresql  # the store is tested on a real one
+        need_quiet haproxy haproxy  # several servers are tried behind a real balancer
         need chromium chromium  # the live page is tested in a real browser
+        client_generators       # clients are made of the OpenAPI documents, and compiled
         ;;
     run) need_quiet nginx nginx ;;  # `make run` shows two of them
     bench) need h2load nghttp2-client; need taskset util-linux ;;
-    *) say "usage: setup.sh python VENV | run | test | bench"; exit 2 ;;
+    *) say "usage: setup.sh python VENV | product VENV | audit VENV | run | test | bench"; exit 2 ;;
 esac
