@@ -55,7 +55,7 @@ lint: .make/env
 	$(BIN)/mypy
 
 test: .make/env .make/system-test lint
-	$(BIN)/python -m pytest -n 4 --dist worksteal
+	$(BIN)/python -m pytest -n 6 --dist worksteal
 
 quick: .make/env lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal --quick -q

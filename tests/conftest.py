@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx._config
 import hypothesis
+import long_first
 import pytest
 from _pytest.unraisableexception import collect_unraisable
 from argon2 import PasswordHasher
@@ -116,6 +117,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if workers := getattr(config, "workerinput", {}).get("workercount"):
+        items[:] = long_first.arranged(items, workers)
     if not config.getoption("--quick"):
         return
     left_out = [item for item in items if item.get_closest_marker("slow")]

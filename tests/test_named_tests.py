@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from long_first import LONG
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("track-record.md", "security.md")
@@ -41,3 +42,9 @@ def test_every_test_that_a_page_names_exists(page: str) -> None:
     ]
     assert len(named(page)) > 50
     assert absent == []
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_every_test_that_begins_first_exists(name: str) -> None:
+    path, _, function = name.partition("::")
+    assert f"def {function or 'test_'}" in (ROOT / path).read_text()
