@@ -1,6 +1,7 @@
 """What no official client sends: the same malformed requests to our layer and to a grpc.aio server.
 
-Each row says what both answer, and where we mean to differ, why.
+Each row says what both answer, and where we mean to differ, why. Ours must answer so. grpc.aio is there to
+say what others do: another answer of it fails the row, and none, on a machine that stood still, does not.
 """
 
 from __future__ import annotations
@@ -133,15 +134,18 @@ async def observe(address: str, case: Case, patience_seconds: float) -> Outcome:
             return stream.code
         if stream.reset is not None:
             return RESET
+        if not stream.headers:
+            return SILENCE  # the connection ended first
         return ("http", int(stream.headers[b":status"]))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 async def test_a_malformed_request_gets_the_answer_of_the_table(case: Case) -> None:
     async with serve("ours") as ours, serve("immediate") as immediate, serve("grpc.aio") as theirs:
-        for address, outcome in ((ours, case.ours), (immediate, case.ours), (theirs, case.grpc_aio)):
-            patience = SILENCE_SECONDS if outcome == SILENCE else PATIENCE_SECONDS
-            assert await observe(address, case, patience) == outcome
+        for address in (ours, immediate):
+            assert await observe(address, case, PATIENCE_SECONDS) == case.ours
+        patience = SILENCE_SECONDS if case.grpc_aio == SILENCE else PATIENCE_SECONDS
+        assert await observe(theirs, case, patience) in (case.grpc_aio, SILENCE)
 
 
 def test_every_difference_has_a_reason_and_nothing_else_does() -> None:
