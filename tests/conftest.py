@@ -16,6 +16,8 @@ import httpx._config
 import hypothesis
 import long_first
 import pytest
+import websockets.asyncio.client
+import websockets.sync.client
 from _pytest.unraisableexception import collect_unraisable
 from argon2 import PasswordHasher
 from quick_selection import is_quick
@@ -41,6 +43,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # How long an answer takes says something about the machine: who waits for one waits as for all else.
 for _phase in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _phase, 60.0)
+for _connect in (websockets.asyncio.client.connect.__init__, websockets.sync.client.connect):
+    _defaults = _connect.__kwdefaults__
+    assert _defaults is not None
+    assert {"open_timeout", "ping_timeout"} <= _defaults.keys()
+    _defaults.update(open_timeout=60.0, ping_timeout=60.0)
 
 # And so does how long one example takes.
 hypothesis.settings.register_profile(

@@ -33,7 +33,19 @@ ARGUMENTS = (
     "about:blank",
 )
 
+LEFT = (
+    "Cannot find context with specified id",
+    "Cannot find default execution context",
+    "Execution context was destroyed.",
+    "Inspected target navigated or closed",
+)
+"""What a browser says of a question to a page that another took the place of meanwhile."""
+
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+
+
+class PageLeft(AssertionError):
+    """The page that was asked is not shown any more."""
 
 
 class Tab:
@@ -51,6 +63,8 @@ class Tab:
             while True:
                 said = json.loads(await self._socket.recv())
                 if said.get("id") == number:
+                    if said.get("error", {}).get("message") in LEFT:
+                        raise PageLeft(said)
                     assert "error" not in said, said
                     return said["result"]
                 self._hear(said)
@@ -76,11 +90,17 @@ class Tab:
         """Wait for something to be so."""
         try:
             async with asyncio.timeout(SECONDS):
-                while not await self.value(expression):
+                while not await self._holds(expression):
                     await asyncio.sleep(0.05)
         except TimeoutError as error:
             text = await self.value("document.body.innerText")
             raise AssertionError(f"{expression} never became true; the page says:\n{text}") from error
+
+    async def _holds(self, expression: str) -> bool:
+        try:
+            return bool(await self.value(expression))
+        except PageLeft:
+            return False
 
     async def press(self, key: str, code: int) -> None:
         for kind in ("keyDown", "keyUp"):
