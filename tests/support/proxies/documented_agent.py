@@ -26,7 +26,10 @@ class DocumentedAgent:
 
     def __init__(self, channel: grpc.Channel, token: str) -> None:
         self._sent: queue.SimpleQueue[pb.AgentMessage | None] = queue.SimpleQueue()
-        self._call: Any = agent_pb2_grpc.AgentServiceStub(channel).Stream(iter(self._sent.get, None))
+        # A server that has no time to shake hands yet is asked again.
+        self._call: Any = agent_pb2_grpc.AgentServiceStub(channel).Stream(
+            iter(self._sent.get, None), wait_for_ready=True
+        )
         self._say(
             registration=pb.RegistrationRequest(
                 token=token,
