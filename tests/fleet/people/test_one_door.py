@@ -17,6 +17,7 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.json_format import ParseDict
 from google.protobuf.message_factory import GetMessageClass
 from support.shared.server_process import ServerProcess, running_server
+from support.shared.tampering import altered
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -746,7 +747,7 @@ def test_a_console_session_is_a_cookie_that_changes_nothing_without_its_csrf_tok
         assert site.http.get(web + paths[0], headers={"authorization": f"Session {value}"}).status_code == 401
         assert site.http.post(f"{people}/refresh", json={"refreshToken": value}).status_code == 401
         pair = site.account_login("console")
-        for other in (pair["accessToken"], pair["refreshToken"], value[:-2] + "AA"):
+        for other in (pair["accessToken"], pair["refreshToken"], altered(value)):
             shown = {"cookie": f"fleetplane_session={other}"}
             assert site.http.get(f"{people}/whoami", headers=shown).status_code == 401
         two = {"cookie": f"fleetplane_session={value}; fleetplane_session=x"}
@@ -782,7 +783,7 @@ def test_a_token_is_traded_for_a_session_that_is_worth_no_more_than_the_token(si
 
         # The cookie is no bearer token, its parts are nobody's, and it is listed and ended like any session.
         assert {name: ask(site, value) for name, ask in SURFACES.items()} == dict.fromkeys(SURFACES, 401)
-        for other in (value[2:], f"t.{token}", "t.", value[:-2] + "AA"):
+        for other in (value[2:], f"t.{token}", "t.", altered(value)):
             bad = {"cookie": f"fleetplane_session={other}"}
             assert site.http.get(f"{people}/whoami", headers=bad).status_code == 401
         listed = browser.get(f"{people}/sessions").json()["items"]
@@ -805,7 +806,7 @@ def test_a_link_of_the_owner_opens_one_session(site: Site) -> None:
     with httpx.Client(timeout=SECONDS, trust_env=False) as browser:
         cookie = {"cookie": f"fleetplane_session=t.{code}"}
         assert site.http.get(f"{site.server.web}/apis/v1/gpus", headers=cookie).status_code == 401
-        assert browser.post(redeem, json={"code": code[:-2] + "AA"}).status_code == 401
+        assert browser.post(redeem, json={"code": altered(code)}).status_code == 401
         opened = browser.post(redeem, json={"code": code})
         assert opened.status_code == 200, opened.text
         assert opened.json()["name"] == "operator/local"

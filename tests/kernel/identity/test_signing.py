@@ -12,6 +12,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from support.shared.tampering import altered
 
 from fleetplane.kernel.errors import IntegrityError, InvalidArgument, ResourceExhausted, Unauthenticated
 from fleetplane.kernel.identity import MasterKey, signing
@@ -146,9 +147,7 @@ async def test_another_keys_signature_under_our_key_id_is_refused(
 @pytest.mark.parametrize("part", [0, 1, 2])
 async def test_a_token_with_any_part_changed_is_refused(keys: SigningKeys, part: int) -> None:
     parts = keys.sign({"sub": "a"}, life_seconds=60).split(".")
-    middle = len(parts[part]) // 2
-    swapped = "A" if parts[part][middle] != "A" else "B"
-    parts[part] = parts[part][:middle] + swapped + parts[part][middle + 1 :]
+    parts[part] = altered(parts[part])
 
     assert cause(keys, ".".join(parts)) in {"malformed", "signature", "algorithm", "unknown key"}
 
