@@ -58,16 +58,16 @@ async def test_the_log_tells_what_a_thing_was_and_what_it_became(tmp_path: Path)
 async def test_values_outlive_the_server_and_belong_to_the_chain(tmp_path: Path) -> None:
     async with rest_api(tmp_path) as api:
         organization, _ = await api.workspace()
-        await api.admin.patch(f"/organizations/{organization}", {"name": "New"})
+        await api.admin.patch(f"/organizations/{organization}", {"name": "New name"})
         (*_, last) = sorted(await api.store.secret_names("proxies/audit/"))
         blob = await api.store.get_secret(last)
     assert blob is not None
-    assert b"New" not in blob, "it is sealed"
+    assert b"New name" not in blob, "it is sealed"
     verdict = await verify_file(tmp_path / "p.db")
     assert verdict.intact, verdict
     async with rest_api(tmp_path) as api:
         (entry,) = await log(api, organization, "?action=organization.update")
-    assert entry["changes"] == {"name": ["Org", "New"]}
+    assert entry["changes"] == {"name": ["Org", "New name"]}
 
 
 async def test_a_change_to_many_things_tells_of_each_where_it_is(tmp_path: Path) -> None:
