@@ -50,7 +50,9 @@ def coalesce(events: Iterable[Event]) -> list[Event]:
     """Only what still matters of `events`, per object, to one who saw everything before them.
 
     An object added and gone again in between is not mentioned. One that was deleted and made
-    again is two objects of the same name, and both facts are told, in order.
+    again is two objects of the same name, and both facts are told, in order. Whoever is cut off in the
+    middle and goes on after the last event that came may lack, up to the end of `events`, an object that is
+    gone by then.
     """
     by_key: dict[object, list[Event]] = {}
     for event in events:

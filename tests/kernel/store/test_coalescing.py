@@ -81,19 +81,26 @@ def test_an_event_that_stays_as_it_was_is_shared() -> None:
     assert coalesce(events) == events  # the same objects, with their memos
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=30), st.sets(st.sampled_from("abc"))
-)
-def test_a_reader_of_coalesced_events_ends_where_a_reader_of_all_does(
-    steps: list[tuple[str, bool]], known: set[str]
-) -> None:
+def lived(steps: list[tuple[str, bool]], known: set[str]) -> list[Event]:
+    """What happened to objects of which some were known before: each step changes one, or removes it."""
     live, words = set(known), []
     for name, removing in steps:
         if removing and name not in live:
             continue
         words.append(f"{name}{'-' if removing else '=' if name in live else '+'}")
         (live.discard if removing else live.add)(name)
-    events = history(" ".join(words))
+    return history(" ".join(words))
+
+
+STEPS = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=30)
+KNOWN = st.sets(st.sampled_from("abc"))
+
+
+@given(STEPS, KNOWN)
+def test_a_reader_of_coalesced_events_ends_where_a_reader_of_all_does(
+    steps: list[tuple[str, bool]], known: set[str]
+) -> None:
+    events = lived(steps, known)
 
     def follow(told: list[Event]) -> dict[str, int]:
         held = dict.fromkeys(known, 0)
@@ -114,6 +121,26 @@ def test_a_reader_of_coalesced_events_ends_where_a_reader_of_all_does(
     assert follow(kept) == follow(events)
     assert [event.revision for event in kept] == sorted(event.revision for event in kept)
     assert len(kept) <= 2 * len({event.resource.name for event in events})
+
+
+@given(STEPS, KNOWN, st.integers(0, 6))
+def test_a_reader_who_is_cut_off_between_coalesced_events_ends_there_too(
+    steps: list[tuple[str, bool]], known: set[str], received: int
+) -> None:
+    events = lived(steps, known)
+
+    def follow(told: list[Event]) -> dict[str, int]:
+        held = dict.fromkeys(known, 0)
+        for event in told:
+            if event.type is EventType.DELETED:
+                held.pop(event.resource.name, None)  # it may have come and gone within what was coalesced
+            else:
+                held[event.resource.name] = event.revision
+        return held
+
+    got = coalesce(events)[:received]
+    after = got[-1].revision if got else 0
+    assert follow([*got, *(event for event in events if event.revision > after)]) == follow(events)
 
 
 def test_a_scope_is_enclosed_by_itself_its_parents_and_the_root() -> None:
