@@ -36,7 +36,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.folder = tempfile.TemporaryDirectory()
+        # In memory where possible: these histories are about order, not about disks.
+        memory = Path("/dev/shm")
+        self.folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
         self.clock = VirtualClock()
         self.courier = FakeCourier()
         self.ended: dict[tuple[str, str], State] = {}
