@@ -3,7 +3,7 @@
 # make test   set everything up, lint, type-check and run all tests
 # make quick  lint and the tests that start and open nothing
 # make lint   ruff and mypy
-# make faults the long form of what kills and starves servers: 2,000 simulated histories, 300 crashes, 30 takeovers
+# make faults the long form of what kills and starves servers: 2,000 simulated histories, 300 crashes, 30 takeovers, new examples
 # make bench  the figures of docs/performance.md, each beside its reference
 # make wheel  the wheels of both distributions in dist/
 # make docs   the documentation as a site in dist/site
@@ -64,6 +64,7 @@ quick: .make/env lint
 faults: .make/env .make/system-test
 	CLUSTER_SEEDS=2000 CLUSTER_SHOWN=1 STORE_CRASH_ROUNDS=300 TAKEOVER_ROUNDS=30 $(BIN)/python -m pytest -q tests/faults \
 		tests/kernel/store/test_cluster_simulation.py tests/kernel/store/test_servers_takeover.py
+	HYPOTHESIS_EXPLORE=1 $(BIN)/python -m pytest -q -m hypothesis
 
 bench: .make/env .make/system-bench
 	$(BIN)/python bench/run.py

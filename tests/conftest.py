@@ -20,6 +20,7 @@ import websockets.asyncio.client
 import websockets.sync.client
 from _pytest.unraisableexception import collect_unraisable
 from argon2 import PasswordHasher
+from hypothesis.internal.conjecture import providers
 from quick_selection import is_quick
 from support.shared.postgres_server import PostgresServer, running
 
@@ -49,11 +50,20 @@ for _connect in (websockets.asyncio.client.connect.__init__, websockets.sync.cli
     assert {"open_timeout", "ping_timeout"} <= _defaults.keys()
     _defaults.update(open_timeout=60.0, ping_timeout=60.0)
 
-# And so does how long one example takes.
+# And so does how long one example takes. Examples are the same every time, so that what passed passes again;
+# whoever looks for new ones says so.
+EXPLORING = os.environ.get("HYPOTHESIS_EXPLORE") == "1"
 hypothesis.settings.register_profile(
-    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "suite",
+    deadline=None,
+    derandomize=not EXPLORING,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("suite")
+if not EXPLORING:
+    # Else constants of our modules are tried as well: of those that this process has imported by then, which
+    # depends on what it was given to run before.
+    providers.is_local_module_file = lambda _: False  # type: ignore[attr-defined, assignment]
 
 _close = asyncio.selector_events.BaseSelectorEventLoop.close
 
