@@ -127,9 +127,11 @@ def test_a_local_group_comes_up_scales_ends_with_the_server_and_comes_up_again(t
         said = fleetplane(data, "edge", "run", "--target", "@here", *call)
         assert (said.returncode, "from the edge" in said.stdout) == (0, True), said.stderr
         (board,) = until(lambda: boards(data), "the board is ready", log, script)
-        for words in (("add", "demo:17", "--direction", "output"), ("write", "demo:17", "high")):
-            done = fleetplane(data, "boards", "gpio", *words)
-            assert done.returncode == 0, done.stderr
+        added = fleetplane(data, "boards", "gpio", "add", "demo:17", "--direction", "output")
+        assert added.returncode == 0, added.stderr
+        # It is ready once it has joined; where it listens it says when it runs.
+        write = ("boards", "gpio", "write", "demo:17", "high")
+        until(lambda: fleetplane(data, *write).returncode == 0, "its agent is reached", log, script)
         until(lambda: level(data) == 1, "its pin is driven", log, script)
 
         os.killpg(script.pid, signal.SIGINT)  # as a terminal does it

@@ -244,6 +244,9 @@ async def test_somebody_elses_nginx_is_signalled_and_never_started(rig: Rig) -> 
     where = ("-p", rig.paths.state, "-e", rig.paths.error_log, "-c", rig.paths.config)
     service = await asyncio.create_subprocess_exec(NGINX, *where)  # as its service would start it
     assert await service.wait() == 0
+    async with asyncio.timeout(60):
+        while rig.nginx.master() is None:  # which goes to the background before it says its number
+            await asyncio.sleep(0.01)
     assert (await applier.apply(saying(1, port), rig.report)).state is State.SUCCESS
     assert await ask(port) == "1"
     assert "nobody started it" in (await applier.restart(force=True, within_seconds=0.3)).error
