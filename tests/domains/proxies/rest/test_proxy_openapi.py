@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
 from support.proxies.proxy_api import rest_api
 from support.shared.server_process import running_server
 
-EXAMPLES = 20
+EXAMPLES = 12
 """Per operation: some 70 of them, at a few milliseconds a request."""
 OF_OWN_SESSION = ("/auth/password", "/auth/logout")
 """What ends the session that tries it, or waits for a hash: tried by a user of its own."""
