@@ -18,8 +18,12 @@ from support.shared.throwaway_ca import ThrowawayCa
 
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.rpc import Listener, ListenerSpec, TlsFiles, open_listener
-from fleetplane.rpc.listening.listeners import CONCURRENT_STREAMS, server_config
+from fleetplane.rpc.listening.listeners import CONCURRENT_STREAMS, HANDSHAKE_SECONDS, server_config
 from fleetplane.rpc.listening.sockets import DEAD_PEER_SECONDS, open_socket
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+SETTINGS = 4
+"""The type of the frame that both sides begin with."""
 
 
 def spec(*addresses: str, **extra: Any) -> ListenerSpec:
@@ -265,6 +269,24 @@ async def test_a_listener_that_cannot_be_renewed_stays_as_it_is(tmp_path: Path) 
         assert await asked(listener.addresses[0].removeprefix("https://"), old.pem) == b"x"
 
 
+@pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
+async def test_a_client_on_a_busy_machine_may_take_its_time_to_shake_hands(tmp_path: Path, tls: bool) -> None:
+    authority = ThrowawayCa()
+    context = ssl.create_default_context(cadata=authority.pem.decode())
+    context.set_alpn_protocols(["h2"])
+    files = tls_of(authority, tmp_path / "tls") if tls else None
+    async with open_listener(spec("127.0.0.1:0", tls=files), grace_seconds=0.1) as listener:
+        host, _, port = listener.addresses[0].rpartition("/")[2].rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        await asyncio.sleep(5.5)  # longer than the HTTP server would wait by itself
+        if tls:
+            await writer.start_tls(context, server_hostname="localhost")
+        writer.write(PREFACE)
+        async with asyncio.timeout(60):
+            assert (await reader.readexactly(9))[3] == SETTINGS
+        writer.close()
+
+
 async def endless(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     while True:
@@ -315,6 +337,7 @@ def test_nothing_ends_a_stream_for_being_quiet_or_a_client_for_being_slow() -> N
     assert config.timeout_request_body_idle == 0
     assert config.h2_timeout_response_stall == 0
     assert config.h2_timeout_write == 0
+    assert config.timeout_handshake == HANDSHAKE_SECONDS >= 60
     assert config.max_concurrent_streams == CONCURRENT_STREAMS >= 1000
     assert config.timeout_graceful_shutdown == 7.0
 

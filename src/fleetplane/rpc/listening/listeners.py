@@ -48,7 +48,10 @@ WEBSOCKET_PING_SECONDS: Final = 20.0
 """Between pings, and for the answer to one: a client that vanished is noticed within 40 s."""
 RESERVE: Final = 64
 """Connections that an address is not to hold for long: what probes come in by when all others are taken."""
-START_SECONDS: Final = 10.0
+START_SECONDS: Final = 60.0
+HANDSHAKE_SECONDS: Final = 60.0
+"""From accepting a connection to the end of its handshake, as NGINX has it. The HTTP server's own 5 s turned
+clients away while either machine stood still; who says nothing at all is what `warden` ends first."""
 HANDOVER_SECONDS: Final = 7 * 86_400.0
 """How long connections over TLS may outlive the certificate they were accepted with, after a `renew`."""
 RETRY_SECONDS: Final = 1.0
@@ -322,6 +325,7 @@ def server_config(spec: ListenerSpec, sockets: list[BoundSocket], *, grace_secon
         websocket_max_message_size=WEBSOCKET_MESSAGE_BYTES,
         websocket_ping_interval=WEBSOCKET_PING_SECONDS,
         websocket_ping_timeout=WEBSOCKET_PING_SECONDS,
+        timeout_handshake=HANDSHAKE_SECONDS,
         timeout_graceful_shutdown=grace_seconds,
         timeout_keep_alive=spec.idle_seconds,
         timeout_request_body_idle=spec.idle_seconds,
