@@ -30,6 +30,8 @@ from fleetplane.kernel.clock import SystemClock
 NGINX = Path(shutil.which("nginx") or "/usr/sbin/nginx")
 STEADY_SECONDS = 0.15
 """Shorter than in service: these machines have nobody to wait for."""
+LIMIT_SECONDS = 60.0
+"""Longer than in service: they may have much else to do."""
 
 
 def binary() -> Binary:
@@ -97,7 +99,9 @@ class Rig:
         )
         self.releases = Releases(self.paths)
         self.statuses: list[Status] = []
-        self.nginx = Nginx(self.site, SystemClock(), steady_seconds=STEADY_SECONDS)
+        self.nginx = Nginx(
+            self.site, SystemClock(), steady_seconds=STEADY_SECONDS, limit_seconds=LIMIT_SECONDS
+        )
 
     def applier(self, witness: Callable[[Step], None] = lambda _: None, *, managed: bool = True) -> Applier:
         return Applier(

@@ -103,6 +103,16 @@ def test_going_back_is_not_confirmed_by_workers_that_never_left() -> None:
     assert isinstance(back.observe(look(3.1, answer="1-1", workers=OLD)), confirmation.Refused)
 
 
+def test_time_in_which_nobody_looked_is_not_held_against_a_release() -> None:
+    one = trial()
+    assert one.observe(look(0.1, answer=None)) is None
+    assert one.observe(look(60.0)) is None, "the machine stood still"
+    assert one.observe(look(60.5)) == Confirmed()
+    other = trial()
+    looks = (other.observe(look(second, answer=None)) for second in range(12))
+    assert [isinstance(found, confirmation.Refused) for found in looks] == [False] * 11 + [True]
+
+
 def test_a_port_that_cannot_be_bound_is_final_only_when_nginx_gives_up() -> None:
     watching = trial()
     failed = line("bind() to 0.0.0.0:80 failed (98: Address already in use)")

@@ -20,6 +20,9 @@ from typing import Final
 STEADY_SECONDS: Final = 0.5
 LIMIT_SECONDS: Final = 10.0
 """Four times what NGINX itself takes to give up on a port."""
+LOOK_SECONDS: Final = 2.0
+"""What counts of the time between two looks, each of which waits a second at most: a machine that stood still
+has not watched NGINX fail."""
 WORDS_LIMIT: Final = 4000
 
 _LINE: Final = re.compile(r"^\S+ \S+ \[(?P<level>\w+)\] (?P<pid>\d+)#\d+: (?P<words>.*)$")
@@ -76,10 +79,15 @@ class Trial:
     steady_seconds: float = STEADY_SECONDS
     limit_seconds: float = LIMIT_SECONDS
     words: list[str] = field(default_factory=list)
+    _watched_seconds: float = 0.0
+    _looked_at: float | None = None
     _steady_since: float | None = None
     _steady_workers: frozenset[Worker] = frozenset()
 
     def observe(self, look: Look) -> Verdict:
+        last = self.started if self._looked_at is None else self._looked_at
+        self._watched_seconds += min(look.now - last, LOOK_SECONDS)
+        self._looked_at = look.now
         if (refusal := self._read(look.log)) is not None:
             return refusal
         if not look.running:
@@ -90,7 +98,7 @@ class Trial:
             self._steady_since, self._steady_workers = look.now, look.workers
         elif look.now - self._steady_since >= self.steady_seconds:
             return Confirmed()
-        if look.now - self.started > self.limit_seconds:
+        if self._watched_seconds > self.limit_seconds:
             return self._refuse(f"release {self.release} was not confirmed in {self.limit_seconds:g} s")
         return None
 
