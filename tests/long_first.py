@@ -40,7 +40,7 @@ LONG = (
 def arranged(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
     """The same tests, with the long ones at the beginning of the stretch of each worker."""
     groups: dict[str, list[pytest.Item]] = {one: [] for one in LONG}
-    others = []
+    others: list[pytest.Item] = []
     for item in items:
         name = next((one for one in LONG if f"{item.nodeid}:[".startswith((f"{one}:", f"{one}["))), None)
         (others if name is None else groups[name]).append(item)
