@@ -7,10 +7,12 @@ row a line and never cut, so that grep and awk see whole values.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 import click
@@ -146,10 +148,26 @@ def json_line(data: object) -> str:
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"))
 
 
-def yaml_text(data: object) -> str:
+def yaml_text(data: object, *, allow_unicode: bool = True) -> str:
     import yaml
 
-    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
+    return str(yaml.dump(data, Dumper=_dumper(), sort_keys=False, allow_unicode=allow_unicode))
+
+
+@cache
+def _dumper() -> type[Any]:
+    """Writes text in quotes that some reader of YAML would take for a number, such as the id 12e45678.
+
+    For the library, which follows YAML 1.1, that is text anyway; for readers of YAML 1.2 it is infinity.
+    """
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    number = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
+    Dumper.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return Dumper
 
 
 def plain_table(table: Table) -> str:

@@ -101,9 +101,7 @@ def safe_yaml(data: Any) -> str:
     text = yaml_text(data)
     if all(character.isprintable() or character == "\n" for character in text):
         return text
-    import yaml
-
-    return str(yaml.safe_dump(data, sort_keys=False, allow_unicode=False))
+    return yaml_text(data, allow_unicode=False)
 
 
 def _escaped(character: str) -> str:
