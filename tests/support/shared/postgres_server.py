@@ -13,8 +13,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 from support.shared.free_ports import free_port
+
+from fleetplane.kernel.store.engines import postgres_line
 
 START_SECONDS = 60.0
 ACCOUNT = "postgres"
@@ -119,7 +122,9 @@ def running() -> Iterator[PostgresServer]:
         server = PostgresServer(folder, free_port())
         server.start()
         try:
-            yield server
+            # How long it takes to let somebody in says something about the machine.
+            with patch.object(postgres_line, "CONNECT_SECONDS", START_SECONDS):
+                yield server
         finally:
             server.stop(signal.SIGQUIT)  # without a last checkpoint: its files are deleted
     finally:
