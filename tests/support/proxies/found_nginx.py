@@ -11,11 +11,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 from support.proxies.nginx_rig import NGINX, binary
 from support.shared.free_ports import free_port
 
 from fleetplane.domains.proxies.agent.nginx import processes
+from fleetplane.domains.proxies.agent.observing import origin
 from fleetplane.domains.proxies.agent.observing.configuration import ReadingPolicy
 from fleetplane.domains.proxies.agent.observing.observed import Built, ObservedNginx
 from fleetplane.domains.proxies.agent.observing.origin import Place
@@ -106,7 +108,9 @@ def found_nginx() -> Iterator[FoundNginx]:
     found = FoundNginx(Path(tempfile.mkdtemp(prefix="fp-found-")))
     try:
         found.start()
-        yield found
+        # How long it takes to end and to begin says something about the machine.
+        with patch.multiple(origin, STOP_SECONDS=60.0, START_SECONDS=60.0):
+            yield found
     finally:
         found.stop()
         shutil.rmtree(found.folder, ignore_errors=True)
