@@ -15,7 +15,7 @@ from websockets.sync.client import connect
 from bench.servers import Server
 
 PIN = 17
-EVENT_SECONDS = 10.0
+EVENT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Web:
     """One caller with one connection, who waits for each answer."""
 
     def __init__(self, server: Server, token: str) -> None:
-        self._connection = http.client.HTTPConnection(server.host, server.port, timeout=30.0)
+        self._connection = http.client.HTTPConnection(server.host, server.port, timeout=60.0)
         self._headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[float, Any]:

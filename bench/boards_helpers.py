@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.servers import ROOT, Server
 
-STOP_SECONDS = 20.0
+STOP_SECONDS = 60.0
 PATIENCE_SECONDS = 60.0
 
 

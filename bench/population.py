@@ -19,7 +19,7 @@ CONDITIONS = (
     ("ThermalHealthy", "InRange", "temperature and power are within their limits"),
 )
 REGISTRATIONS_AT_ONCE = 64
-CALL_SECONDS = 30.0
+CALL_SECONDS = 60.0
 SINCE_SECONDS = 1_760_000_000
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 

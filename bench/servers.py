@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-START_SECONDS = 30.0
-STOP_SECONDS = 20.0
+START_SECONDS = 120.0
+STOP_SECONDS = 60.0
 POLL_SECONDS = 0.001
 LISTENERS = ("web", "device-api", "registration", "operator", "agent", "proxy-agents", "boards", "edge")
 """All of them get free ports: two servers of a figure run at once."""
@@ -66,8 +66,8 @@ class Server:
         return _status(self.pid, "VmHWM")
 
     def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Of all its threads, by the process's own clock: what /proc tells is counted in hundredths."""
+        return time.clock_gettime(~self.pid << 3 | 2)  # as clock_getcpuclockid(3) makes them
 
 
 def _status(pid: int, field: str) -> int:
