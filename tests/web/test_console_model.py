@@ -64,6 +64,7 @@ def test_the_model_follows_events_filters_and_schemas() -> None:
     assert found["after"] == [True, "4", ["a"], ["deleted b", "modified a"]]
     assert found["marked"] == 1001
     assert (found["again"], found["begins"]) == ([True, False], "")
+    assert found["measured"] == [2, ""]
     assert found["resynced"] == [["c"], 1, "9"]
     assert found["related"] == [{"plural": "rooms", "name": "attic", "scope": "/"}]
 

@@ -6,10 +6,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from support.fleet.resources_rig import EDGE_ADMIN, VIEWER, ResourcesRig, WatchReader, resources_rig, watched
 
 from fleetplane.fleet.resources import watching
+from fleetplane.kernel.clock import SystemClock
+from fleetplane.kernel.telemetry import Point, Telemetry
 
 
 @pytest_asyncio.fixture
@@ -216,3 +219,42 @@ async def _words(reader: WatchReader) -> AsyncIterator[str]:
     """Types of events, until the watch ends."""
     while word := (await reader.next())[0]:
         yield word
+
+
+async def test_who_asks_is_told_that_something_was_measured_and_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(watching, "MEASURED_SECONDS", 3600.0)
+    clock = SystemClock()
+
+    def point(value: float) -> Point:
+        return Point(scope="boards", series="cpu_usage", source="attic", at_ns=clock.now_ns(), value=value)
+
+    async with (
+        Telemetry.open(tmp_path / "telemetry.db", clock) as telemetry,
+        resources_rig(tmp_path, telemetry=telemetry) as rig,
+    ):
+        viewer = await rig.token("v", VIEWER)
+        telemetry.offer(points=[point(1.0)])
+        await telemetry.flush()
+        async with (
+            watched(rig, viewer, of="gpus", measured="1") as asking,
+            watched(rig, viewer, of="gpus") as other,
+        ):
+            await asking.until("bookmark")
+            await other.until("bookmark")
+            telemetry.offer(points=[point(2.0)])
+            word, mark, data = await asking.next()
+            assert (word, mark, data) == ("measured", "", {}), "what was there before is no news"
+            telemetry.offer(points=[point(3.0)])
+            await telemetry.flush()
+            await rig.gpu("g1")
+            assert [(await one.next())[0] for one in (asking, other)] == ["added", "added"], (
+                "now and then only"
+            )
+
+
+async def test_a_word_that_is_neither_yes_nor_no_is_refused(rig: ResourcesRig) -> None:
+    answer = await rig.get("/watch", await rig.token("v", VIEWER), of="gpus", measured="perhaps")
+    assert (answer.status_code, answer.json()["field"]) == (400, "measured"), answer.text

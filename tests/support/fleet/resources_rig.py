@@ -31,6 +31,7 @@ from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.resources import Condition, Kind
 from fleetplane.kernel.store import Store, StoreSettings
+from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.rpc import CallStatistics
 
 VIEWER, EDGE_ADMIN = "gpus.viewer", "edge.admin"
@@ -123,6 +124,7 @@ async def resources_rig(
     ring_events: int = RING_EVENTS,
     running: Callable[[Kernel], Mapping[str, Any]] = lambda _kernel: {},
     started: Mapping[str, Callable[[Kernel], Awaitable[Any]]] | None = None,
+    telemetry: Telemetry | None = None,
 ) -> AsyncIterator[ResourcesRig]:
     """`running` makes what stands for running domains, by name; `started` makes real ones of `blueprints`."""
     clock = SystemClock()
@@ -138,6 +140,7 @@ async def resources_rig(
             authority=await Authority.load_or_create(store, master, clock),
             revocations=Revocations(store, clock),
             operators=await Operators.load(store, master, clock),
+            telemetry=telemetry,
         )
         named = {one.name for one in blueprints}
         made = {name: await make(kernel) for name, make in (started or {}).items() if name in named}

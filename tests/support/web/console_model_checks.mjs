@@ -20,6 +20,8 @@ const results = {};
   results.marked = m.itemsOf(world, "lamps").get("u-a").changedMs;
   m.replaceComputed(world, "rooms", [{cells: ["attic"], object: {resource: "rooms", name: "attic", scope: "/", uid: "r"}}], 5);
   results.again = events(world, [["compacted", {}], ["later", {}]]);
+  events(world, [["measured", {}], ["measured", {}]]);
+  results.measured = [world.measured, world.revision];
   results.begins = world.revision;
   m.beginSnapshot(world);
   events(world, [["added", row("c", 9)], ["bookmark", {revision: 9}, "9"]]);

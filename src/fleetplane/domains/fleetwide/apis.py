@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
 from fleetplane.fleet.explain import FleetExplanations
@@ -19,6 +20,7 @@ from fleetplane.fleet.resources.changes import Changes
 from fleetplane.fleet.resources.computed import Observations
 from fleetplane.fleet.resources.rest import PREFIX, ResourceRoutes
 from fleetplane.fleet.resources.watching import Watching
+from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.web.apis import problems
 from fleetplane.web.apis.scope_paths import ScopePaths
 from fleetplane.web.ops import Mount
@@ -52,7 +54,9 @@ class ResourceApi:
         self.catalogue = Catalogue(_members(running))
         self.changes = Changes(kernel.store, self.catalogue, ring_events=ring_events)
         self.observations = Observations(kernel.store, self.catalogue)
-        self.watching = Watching(kernel.store, self.changes, self.observations)
+        self.watching = Watching(
+            kernel.store, self.changes, self.observations, measured=partial(_written, kernel.telemetry)
+        )
         self._routes = ResourceRoutes(
             kernel.store,
             self.catalogue,
@@ -102,6 +106,10 @@ class ResourceApi:
         async with asyncio.TaskGroup() as running:
             running.create_task(self._family.run())
             running.create_task(self.follow())
+
+
+def _written(telemetry: Telemetry | None) -> int:
+    return telemetry.written if telemetry is not None else 0
 
 
 def _members(running: Iterable[tuple[Blueprint, Domain]]) -> Iterator[Member]:

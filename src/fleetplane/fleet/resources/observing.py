@@ -73,16 +73,18 @@ def log_query(call: Call[Any]) -> LogQuery:
             raise InvalidArgument(f"has at most {TEXT_LIMIT} characters", field=name)
     return LogQuery(
         tail=whole_number(call, "tail", default=TAIL, low=0, high=TAIL_MOST),
-        follow=_flag(call.query.get("follow", "")),
+        follow=flag(call, "follow"),
         level=call.query.get("level", ""),
         source=call.query.get("source", ""),
         contains=call.query.get("contains", ""),
     )
 
 
-def _flag(text: str) -> bool:
+def flag(call: Call[Any], name: str) -> bool:
+    """A parameter that is true or false, and false if it is not there; raises `InvalidArgument`."""
+    text = call.query.get(name, "")
     if text not in ("", "0", "1", "false", "true"):
-        raise InvalidArgument("must be true or false", field="follow")
+        raise InvalidArgument("must be true or false", field=name)
     return text in ("1", "true")
 
 

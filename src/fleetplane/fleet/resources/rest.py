@@ -82,6 +82,7 @@ WATCH_QUERY: Sequence[Query] = (
     Query(
         name="form", summary="Whole objects, rows of their tables, or both", choices=FORMS, default=FORMS[0]
     ),
+    Query(name="measured", summary="Tell also when figures or lines of logs have come", kind="boolean"),
 )
 REVISION_DIGITS = 18
 """Of the largest number that the store has."""
@@ -251,6 +252,7 @@ class ResourceRoutes:
             after=_after(call),
             as_table=form != "object",
             with_objects=form == "full",
+            measured=observing.flag(call, "measured"),
         )
         self._watching.check_room(call.caller.name)
 

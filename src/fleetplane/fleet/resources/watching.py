@@ -3,6 +3,7 @@
     added, modified, deleted   an object of the selection, id: the revision
     bookmark                   nothing of interest up to this revision
     compacted                  what follows is no longer kept: list again, and watch from there
+    measured                   figures or lines of logs have come, for whoever asked to be told
 
 A watch begins with a snapshot, which ends in a bookmark, unless it goes on after a revision. An object that
 leaves the selection, or what the caller may see, is told as deleted. Events and bookmarks carry ids such that
@@ -14,6 +15,8 @@ told before: who goes on after a revision is told all of it again.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -41,6 +44,8 @@ IDLE_SECONDS = 5.0
 """How long a watch sleeps at most before it looks whether its caller may still read, and tells a bookmark."""
 READ_EVENTS = 128
 """Changes taken from the ring at a time: about 128 KB are on their way to one watcher."""
+MEASURED_SECONDS = 10.0
+"""Between two events that tell of new figures: who shows some asks for them again."""
 STREAMS_OF_CALLER = 32
 STREAMS = 2048
 """Watches at once; each costs a task and one chunk, so 256 MB if every reader stalls."""
@@ -57,6 +62,8 @@ class WatchQuery:
     as_table: bool = False
     with_objects: bool = False
     """Rows of tables that carry the whole objects, too."""
+    measured: bool = False
+    """Also tell when something was measured; whose it is, who asks for figures is told."""
 
 
 def parsed_of(text: str, catalogue: Catalogue, sight: Sight) -> Sequence[tuple[Entry, str]]:
@@ -144,10 +151,19 @@ def _told_from_log(change: Change, reaches: Callable[[Version], bool], *, had: b
 class Watching:
     """Every open watch."""
 
-    def __init__(self, store: Store, changes: Changes, observations: Observations) -> None:
+    def __init__(
+        self,
+        store: Store,
+        changes: Changes,
+        observations: Observations,
+        *,
+        measured: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`measured` counts what was measured so far."""
         self._store = store
         self._changes = changes
         self._observations = observations
+        self._measured = measured
         self._open: Counter[str] = Counter()
         self._bells: set[asyncio.Event] = set()
         self._ending = False
@@ -207,8 +223,11 @@ class Watching:
                     yield chunk
                 yield _bookmark(cursor)
             marked = cursor
+            measured = _Measured(self._measured) if query.measured else None
             while not self._ending:
                 sight = look()
+                if measured is not None and measured.is_news():
+                    yield _event("measured", b"{}", mark=0)
                 if position is None:
                     position, until = ring.position, ring.revision
                     async for chunk in unstored.grown(sight, cursor):
@@ -272,6 +291,23 @@ class Watching:
                     chunk.clear()
         if chunk:
             yield b"".join(chunk)
+
+
+class _Measured:
+    """Whether something was measured since one watch told so."""
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self._count = count
+        self._told = count()
+        self._after = -math.inf
+
+    def is_news(self) -> bool:
+        """Now and then at most: figures come all the time."""
+        now, count = time.monotonic(), self._count()
+        if count == self._told or now < self._after:
+            return False
+        self._told, self._after = count, now + MEASURED_SECONDS
+        return True
 
 
 class _Unstored:

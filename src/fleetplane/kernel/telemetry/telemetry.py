@@ -297,6 +297,11 @@ class Telemetry:
         finally:
             self._asking -= 1
 
+    @property
+    def written(self) -> int:
+        """How many points and lines were written since we opened."""
+        return self._written
+
     def statistics(self) -> TelemetryStatistics:
         return TelemetryStatistics(
             queued=len(self._queue),

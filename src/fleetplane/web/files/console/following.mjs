@@ -45,9 +45,10 @@ const followOnce = async (world, signal, tell) => {
   let timer = setTimeout(() => stalled.abort(), STALLED_MS);
   try {
     if (!world.revision) beginSnapshot(world);
-    const url = address("/watch", { of: "*", form: "full", after: world.revision });
+    const url = address("/watch", { of: "*", form: "full", measured: "1", after: world.revision });
     const found = await answer(url, { headers: { Accept: "text/event-stream" }, signal: either });
     if (!found.body) throw new Error("the server sent nothing");
+    world.measured += 1; // While nobody listened, something may have come.
     if (world.revision) tell.state("live");
     const reader = found.body.pipeThrough(new TextDecoderStream()).getReader();
     const events = new EventReader();

@@ -19,12 +19,12 @@ const HISTORY = new Set(["runs", "events"]); // What is over needs nobody.
  *   changedMs: number, text: string, place: number}} Item
  * @typedef {{type: string, plural: string, name: string, scope: string, atMs: number}} Recent
  * @typedef {{kinds: Map<string, Map<string, Item>>, revision: string, synced: boolean, seen: Set<string> | null,
- *   recent: Recent[], dirty: Set<string>, computed: Set<string>, more: Set<string>}} World
+ *   recent: Recent[], dirty: Set<string>, computed: Set<string>, more: Set<string>, measured: number}} World
  */
 
 /** @returns {World} */
 export const nothing = () => ({
-  kinds: new Map(), revision: "", synced: false, seen: null, recent: [], dirty: new Set(), computed: new Set(), more: new Set(),
+  kinds: new Map(), revision: "", synced: false, seen: null, recent: [], dirty: new Set(), computed: new Set(), more: new Set(), measured: 0,
 });
 
 /**
@@ -81,6 +81,8 @@ export const apply = (world, { kind, data, mark }, nowMs) => {
       if (!world.computed.has(plural)) for (const uid of items.keys()) if (!world.seen.has(uid)) items.delete(uid);
     world.seen = null;
     world.synced = true;
+  } else if (kind === "measured") {
+    world.measured += 1;
   }
   if (mark) world.revision = mark;
   return false;

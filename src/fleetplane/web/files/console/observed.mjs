@@ -15,7 +15,7 @@ import { words } from "./parts.mjs";
 
 const NGINX = ["emerg", "alert", "crit", "error", "warn", "notice", "info", "debug"];
 const BOARD = ["emergency", "alert", "critical", "error", "warning", "notice", "info", "debug"];
-const REREAD_MS = 60_000; // Figures come about as often.
+const REREAD_MS = 30_000; // At most so often, however much is measured.
 
 /** @type {Record<string, {sources: [string, string][], levels: string[]}>} */
 const LOGS = {
@@ -42,18 +42,22 @@ export const objectLog = (app, plural, object, given = {}) =>
   });
 
 /**
- * What is read again when something has come, at most once a minute; `read` is given where to show it.
+ * What is read again when the stream says that something has come; `mark` tells whether it did.
  * @param {App} app
  * @param {HTMLElement} node
  * @param {() => Promise<Node[]>} read
+ * @param {() => string | number} [mark]
  * @returns {Measured & {again: () => void}}
  */
-export const reread = (app, node, read) => {
+export const reread = (app, node, read, mark = () => app.world.measured) => {
   let readMs = -Infinity;
   let reading = 0;
+  /** @type {string | number | undefined} */
+  let seen;
   const again = async () => {
     const mine = (reading += 1);
     readMs = Date.now();
+    seen = mark();
     try {
       const found = await read();
       if (mine === reading) node.replaceChildren(...found);
@@ -62,7 +66,7 @@ export const reread = (app, node, read) => {
     }
     node.dataset.reads = String(Number(node.dataset.reads ?? 0) + 1);
   };
-  return { node, again, update: (nowMs) => { if (nowMs - readMs >= REREAD_MS && !document.hidden) again(); } };
+  return { node, again, update: (nowMs) => { if (mark() !== seen && nowMs - readMs >= REREAD_MS && !document.hidden) again(); } };
 };
 
 // Boards.

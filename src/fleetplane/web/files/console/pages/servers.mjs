@@ -81,7 +81,7 @@ export const serversPage = (app) => {
     sessions.show(told.sessions);
     controllers.show(told.controllers);
     return [];
-  });
+  }, () => `${app.world.measured} ${app.world.revision}`);
   const node = h("section", null, h("h1", null, "Servers"), say, servers.node, others, h("h2", null, "Agents"), agents.node, sessions.node,
     h("h2", null, "Database"), database, h("h2", null, "Controllers and their leases"), controllers.node, measured.node);
   /** @type {any[]} */
