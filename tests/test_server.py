@@ -12,6 +12,7 @@ import stat
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,9 @@ SERVICES = {
     "nvidia.nvsentinel.v1alpha1.GpuService",
 }
 
+GPUS = ("--only", "gpus")
+"""Starts in half the time; for those who need any server."""
+
 
 def register(server: ServerProcess, name: str) -> int:
     with grpc.insecure_channel(server.socket) as channel:
@@ -47,26 +51,33 @@ def names(server: ServerProcess) -> list[str]:
         return [gpu.name for gpu in stub.ListGpus(gpu_pb2.ListGpusRequest()).gpu_list.items]
 
 
-def test_the_ready_file_tells_version_pid_and_every_address(tmp_path: Path) -> None:
-    with running_server(tmp_path) as server:
-        said = json.loads((tmp_path / "ready.json").read_text())
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """With every domain, for those who only look."""
+    with running_server(tmp_path_factory.mktemp("everything")) as server:
+        yield server
 
-        assert said["version"] == __version__
-        assert said["pid"] == server.process.pid
-        assert set(said["listeners"]) == {
-            "web",
-            "device-api",
-            "registration",
-            "operator",
-            "agent",
-            "admin",
-            "proxy-agents",
-            "boards",
-            "edge",
-        }
-        assert said["listeners"]["device-api"][0] == f"unix://{tmp_path}/d.sock"
-        assert said["listeners"]["device-api"][1].startswith("http://127.0.0.1:")
-        assert not said["listeners"]["web"][0].endswith(":0")
+
+def test_the_ready_file_tells_version_pid_and_every_address(everything: ServerProcess) -> None:
+    folder = everything.log.parent
+    said = json.loads((folder / "ready.json").read_text())
+
+    assert said["version"] == __version__
+    assert said["pid"] == everything.process.pid
+    assert set(said["listeners"]) == {
+        "web",
+        "device-api",
+        "registration",
+        "operator",
+        "agent",
+        "admin",
+        "proxy-agents",
+        "boards",
+        "edge",
+    }
+    assert said["listeners"]["device-api"][0] == f"unix://{folder}/d.sock"
+    assert said["listeners"]["device-api"][1].startswith("http://127.0.0.1:")
+    assert not said["listeners"]["web"][0].endswith(":0")
 
 
 def test_sigterm_ends_it_with_zero_and_leaves_no_socket_or_ready_file(tmp_path: Path) -> None:
@@ -82,17 +93,17 @@ def test_sigterm_ends_it_with_zero_and_leaves_no_socket_or_ready_file(tmp_path: 
 
 def test_a_ready_file_is_never_of_a_server_that_is_gone(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
-    with running_server(tmp_path, "--only", "gpus") as server:
+    with running_server(tmp_path, *GPUS) as server:
         os.kill(server.pid, signal.SIGKILL)
         server.process.wait(60)
     assert ready.exists(), "nobody could take it away"
     (tmp_path / "master.key").chmod(0o644)
-    assert run_server(tmp_path, ["--only", "gpus", "--ready-file", str(ready)]).returncode == 2
+    assert run_server(tmp_path, [*GPUS, "--ready-file", str(ready)]).returncode == 2
     assert not ready.exists(), "a server that did not start passes for one that did"
 
 
 def test_the_ready_file_of_another_server_is_left_alone(tmp_path: Path) -> None:
-    with running_server(tmp_path, "--only", "gpus") as server:
+    with running_server(tmp_path, *GPUS) as server:
         (tmp_path / "ready.json").write_text("another's\n")
         assert server.stop() == 0
     assert (tmp_path / "ready.json").read_text() == "another's\n"
@@ -106,7 +117,7 @@ def test_every_setting_can_be_given_with_set(tmp_path: Path) -> None:
 
 
 def test_open_watches_do_not_delay_the_end(tmp_path: Path) -> None:
-    with running_server(tmp_path, "--set", "shutdown.grace_seconds=60") as server:
+    with running_server(tmp_path, *GPUS, "--set", "shutdown.grace_seconds=60") as server:
         register(server, "gpu-1")
         ended: list[grpc.StatusCode] = []
 
@@ -136,29 +147,28 @@ def test_open_watches_do_not_delay_the_end(tmp_path: Path) -> None:
 
 
 def test_state_survives_a_kill(tmp_path: Path) -> None:
-    with running_server(tmp_path, "--only", "gpus") as server:
+    with running_server(tmp_path, *GPUS) as server:
         version = register(server, "gpu-1")
         os.kill(server.pid, signal.SIGKILL)
         server.process.wait(60)
-    with running_server(tmp_path, "--only", "gpus") as server:
+    with running_server(tmp_path, *GPUS) as server:
         assert names(server) == ["gpu-1"]
         assert register(server, "gpu-2") > version
 
 
-def test_health_and_readiness_are_told_on_the_web_listener(tmp_path: Path) -> None:
-    with running_server(tmp_path) as server:
-        for path in ("/healthz", "/livez", "/readyz"):
-            answer = httpx.get(server.web + path)
-            assert (answer.status_code, answer.text) == (200, "ok\n")
-        assert httpx.get(server.web + "/").json()["version"] == __version__
-        missing = httpx.get(server.web + "/nowhere")
-        assert (missing.status_code, missing.json()["error"]["code"]) == (404, "NOT_FOUND")
-        refused = httpx.post(server.web + "/healthz")
-        assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
+def test_health_and_readiness_are_told_on_the_web_listener(everything: ServerProcess) -> None:
+    for path in ("/healthz", "/livez", "/readyz"):
+        answer = httpx.get(everything.web + path)
+        assert (answer.status_code, answer.text) == (200, "ok\n")
+    assert httpx.get(everything.web + "/").json()["version"] == __version__
+    missing = httpx.get(everything.web + "/nowhere")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "NOT_FOUND")
+    refused = httpx.post(everything.web + "/healthz")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
 
 
 def test_metrics_follow_the_state(tmp_path: Path) -> None:
-    with running_server(tmp_path, "--only", "gpus") as server:
+    with running_server(tmp_path, *GPUS) as server:
         version = register(server, "gpu-1")
         with grpc.insecure_channel(server.socket) as channel:
             stub = provider_pb2_grpc.ProviderServiceStub(channel)
@@ -210,7 +220,7 @@ def test_metrics_follow_the_state(tmp_path: Path) -> None:
     ],
 )
 def test_metrics_are_told_whatever_the_scraper_asks_for(tmp_path: Path, accepted: str) -> None:
-    with running_server(tmp_path, "--only", "gpus") as server:
+    with running_server(tmp_path, *GPUS) as server:
         with grpc.insecure_channel(server.socket) as channel:
             stub = provider_pb2_grpc.ProviderServiceStub(channel)
             stub.Heartbeat(provider_pb2.HeartbeatRequest(provider_id='a"b\n# HELP evil\nevil 1'))
@@ -222,8 +232,8 @@ def test_metrics_are_told_whatever_the_scraper_asks_for(tmp_path: Path, accepted
     assert "evil" not in {sample.name for sample in samples}
 
 
-def test_health_is_told_for_every_service_on_the_grpc_listener(tmp_path: Path) -> None:
-    with running_server(tmp_path) as server, grpc.insecure_channel(server.socket) as channel:
+def test_health_is_told_for_every_service_on_the_grpc_listener(everything: ServerProcess) -> None:
+    with grpc.insecure_channel(everything.socket) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         for service in ("", *SERVICES):
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service))
@@ -235,22 +245,23 @@ def test_health_is_told_for_every_service_on_the_grpc_listener(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("generation", ["v1", "v1alpha"])
-def test_reflection_lists_the_services_and_describes_their_messages(tmp_path: Path, generation: str) -> None:
-    with running_server(tmp_path) as server:
-        address = server.address("device-api", "http://").removeprefix("http://")
-        with grpc.insecure_channel(address) as channel:
-            info = channel.stream_stream(
-                f"/grpc.reflection.{generation}.ServerReflection/ServerReflectionInfo",
-                request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
-                response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
-            )
-            asked = [
-                reflection_pb2.ServerReflectionRequest(list_services=""),
-                reflection_pb2.ServerReflectionRequest(
-                    file_containing_symbol="nvidia.device.v1alpha1.GpuService"
-                ),
-            ]
-            listed, described = info(iter(asked))
+def test_reflection_lists_the_services_and_describes_their_messages(
+    everything: ServerProcess, generation: str
+) -> None:
+    address = everything.address("device-api", "http://").removeprefix("http://")
+    with grpc.insecure_channel(address) as channel:
+        info = channel.stream_stream(
+            f"/grpc.reflection.{generation}.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )
+        asked = [
+            reflection_pb2.ServerReflectionRequest(list_services=""),
+            reflection_pb2.ServerReflectionRequest(
+                file_containing_symbol="nvidia.device.v1alpha1.GpuService"
+            ),
+        ]
+        listed, described = info(iter(asked))
 
     assert {service.name for service in listed.list_services_response.service} >= {
         *SERVICES,
@@ -271,10 +282,8 @@ def test_reflection_lists_the_services_and_describes_their_messages(tmp_path: Pa
     ]
 
 
-def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    with running_server(data):
-        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in data.iterdir()}
+def test_files_are_for_their_owner_only(everything: ServerProcess) -> None:
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in everything.log.parent.iterdir()}
 
     assert modes["d.sock"] == 0o660
     assert modes["master.key"] == 0o600
@@ -282,7 +291,7 @@ def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
 
 
 def test_the_authoritys_key_is_not_in_the_database_in_the_clear(tmp_path: Path) -> None:
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, *GPUS) as server:
         server.stop()
     stored = b"".join(path.read_bytes() for path in tmp_path.glob("fleetplane.db*"))
 
@@ -291,26 +300,26 @@ def test_the_authoritys_key_is_not_in_the_database_in_the_clear(tmp_path: Path) 
 
 
 def test_the_wrong_master_key_is_told_in_one_line(tmp_path: Path) -> None:
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, *GPUS) as server:
         server.stop()
     key = tmp_path / "master.key"
     key.write_bytes(base64.b64encode(bytes(32)) + b"\n")
-    refused = run_server(tmp_path, [])
+    refused = run_server(tmp_path, GPUS)
 
     assert refused.returncode == 1
     assert "not made with this master key" in refused.stderr
     assert "Traceback" not in refused.stderr
 
     key.unlink()
-    refused = run_server(tmp_path, [])
+    refused = run_server(tmp_path, GPUS)
     assert refused.returncode == 1
     assert f"the master key {key} is missing" in refused.stderr
     assert not key.exists(), "another one would hide that it is missing"
 
 
 def test_a_second_server_on_the_same_data_is_refused_naming_the_first(tmp_path: Path) -> None:
-    with running_server(tmp_path) as server:
-        refused = run_server(tmp_path, [])
+    with running_server(tmp_path, *GPUS) as server:
+        refused = run_server(tmp_path, GPUS)
 
         assert refused.returncode != 0
         assert str(server.pid) in refused.stderr
@@ -321,7 +330,7 @@ def test_a_second_server_on_the_same_data_is_refused_naming_the_first(tmp_path: 
 def test_a_taken_port_is_told_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        refused = run_server(tmp_path, ["--set", f"listeners.web.addresses={address}"])
+        refused = run_server(tmp_path, [*GPUS, "--set", f"listeners.web.addresses={address}"])
 
     assert refused.returncode != 0
     assert address in refused.stderr
@@ -358,7 +367,7 @@ def test_bad_settings_are_refused_in_one_line(
 def test_settings_come_from_the_file_too(tmp_path: Path) -> None:
     config = tmp_path / "fleetplane.toml"
     config.write_text("[gpus]\nmax_gpus = 1\n")
-    with running_server(tmp_path / "data", "--config", str(config), "--only", "gpus") as server:
+    with running_server(tmp_path / "data", "--config", str(config), *GPUS) as server:
         register(server, "gpu-1")
         with pytest.raises(grpc.RpcError) as caught:
             register(server, "gpu-2")

@@ -47,10 +47,7 @@ def server(
     says where to go. Settings come from the file, then FLEETPLANE_* variables, then flags; the
     later wins.
     """
-    import uvloop
-
     from fleetplane import logs, settings
-    from fleetplane.server import serve
 
     if only is not None and not only.strip(", "):  # an empty variable must not mean everything
         raise click.BadParameter("names no domain", param_hint="--only")
@@ -64,6 +61,12 @@ def server(
     given = {key: value for key, value in named.items() if value is not None}
     loaded = settings.load(config=config, flags={**settings.assignments(assignments), **given})
     logs.configure(level=loaded.log.level, log_format=loaded.log.format)
+
+    # A second of work: whoever made a mistake is told before.
+    import uvloop
+
+    from fleetplane.server import serve
+
     uvloop.run(serve(loaded, announce=_announce))
 
 

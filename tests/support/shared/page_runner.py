@@ -176,7 +176,7 @@ def _script(folder: Path, steps: list[tuple[Printed, Do]], setup: str) -> str:
         "    local deadline=$((SECONDS + 120))",
         '    while [ $SECONDS -lt $deadline ]; do if eval "$1" >"$OUT/last" 2>&1; then return 0; fi',
         "        kill -0 ${beside:-$!} 2>/dev/null || { echo 'it ended before it was up' >&2; return 1; }",
-        "        sleep 0.1; done",
+        "        sleep 0.4; done",  # each look may start a process
         '    echo "gave up waiting for: $1" >&2; cat "$OUT/last" >&2; return 1',
         "}",
         f"echo setup > {out}/current",
