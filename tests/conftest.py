@@ -148,6 +148,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     del session
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)  # what a module leaves is collected at its end
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,6 +7,7 @@ the kind, its object is called with a `ProviderContext` and gives a `Provider`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from fleetplane.kernel.errors import FleetplaneError, SettingsError
 GROUP = "fleetplane.instance_providers"
 
 
+@cache
 def installed() -> tuple[EntryPoint, ...]:
+    """Looked for once: a file of every installed package is read, and every document is checked against it."""
     return tuple(entry_points(group=GROUP))
 
 
