@@ -20,7 +20,7 @@ GROUP = "fleetplane.instance_providers"
 
 @cache
 def installed() -> tuple[EntryPoint, ...]:
-    """Looked for once: a file of every installed package is read, and every document is checked against it."""
+    """Looked for once: it reads a file of every installed package, and every document is checked so."""
     return tuple(entry_points(group=GROUP))
 
 
