@@ -20,7 +20,7 @@ GROUP = "fleetplane.instance_providers"
 
 @cache
 def installed() -> tuple[EntryPoint, ...]:
-    """Looked for once: it reads a file of every installed package, and every document is checked so."""
+    """Looked for once: that reads a file of every installed package, and each document asks three times."""
     return tuple(entry_points(group=GROUP))
 
 
