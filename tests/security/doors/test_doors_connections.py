@@ -31,7 +31,7 @@ WAIT_SECONDS = 60.0
 PORT = 8080
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 PING = bytes([0, 0, 8, 6, 0, 0, 0, 0, 0]) + bytes(8)
-SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+SETTINGS = bytes([0, 0, 60, 4, 0, 0, 0, 0, 0]) + bytes([0, 3, 0, 0, 0, 100]) * 10
 SMALL = ("--set", "listeners.web.connections=40", "--set", "listeners.device-api.connections=80")
 
 
