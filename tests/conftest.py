@@ -8,9 +8,11 @@ import asyncio.streams
 import gc
 import os
 import signal
+import socket
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx._config
 import hypothesis
@@ -88,6 +90,27 @@ def _close_with_visitors(loop: asyncio.selector_events.BaseSelectorEventLoop) ->
 
 
 asyncio.selector_events.BaseSelectorEventLoop.close = _close_with_visitors  # type: ignore[assignment, method-assign]
+
+_accept = asyncio.selector_events.BaseSelectorEventLoop._accept_connection2  # type: ignore[attr-defined]
+
+
+async def _accept_unless_closed(
+    loop: asyncio.selector_events.BaseSelectorEventLoop,
+    protocol_factory: Any,
+    conn: socket.socket,
+    extra: Any,
+    sslcontext: Any = None,
+    server: asyncio.Server | None = None,
+    *more: Any,
+) -> None:
+    """Turn away who was accepted in the very turn in which the server was closed: Python forgets to."""
+    if server is not None and not server.sockets:
+        conn.close()
+        return
+    await _accept(loop, protocol_factory, conn, extra, sslcontext, server, *more)
+
+
+asyncio.selector_events.BaseSelectorEventLoop._accept_connection2 = _accept_unless_closed  # type: ignore[attr-defined]
 
 NOBODYS = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(os.urandom(32))
 HELD_SECONDS = 1.0
