@@ -22,7 +22,7 @@ from fleetplane.fleet.resources.listing import is_seen
 from fleetplane.fleet.resources.selection import Selection
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, NotFound, ResourceExhausted
 from fleetplane.kernel.values.times import spelled
-from fleetplane.web.rest.pages import whole_number
+from fleetplane.web.rest.pages import flag, whole_number
 from fleetplane.web.rest.routes import Call, Query
 from fleetplane.web.streaming import event
 
@@ -73,19 +73,11 @@ def log_query(call: Call[Any]) -> LogQuery:
             raise InvalidArgument(f"has at most {TEXT_LIMIT} characters", field=name)
     return LogQuery(
         tail=whole_number(call, "tail", default=TAIL, low=0, high=TAIL_MOST),
-        follow=flag(call, "follow"),
+        follow=flag(call, "follow") or False,
         level=call.query.get("level", ""),
         source=call.query.get("source", ""),
         contains=call.query.get("contains", ""),
     )
-
-
-def flag(call: Call[Any], name: str) -> bool:
-    """A parameter that is true or false, and false if it is not there; raises `InvalidArgument`."""
-    text = call.query.get(name, "")
-    if text not in ("", "0", "1", "false", "true"):
-        raise InvalidArgument("must be true or false", field=name)
-    return text in ("1", "true")
 
 
 class LogStreams:

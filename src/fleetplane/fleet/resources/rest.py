@@ -42,7 +42,7 @@ from fleetplane.fleet.resources.watching import Watching, WatchQuery, parsed_of
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.store import Store
 from fleetplane.web.rest.gate import PrincipalCaller
-from fleetplane.web.rest.pages import whole_number
+from fleetplane.web.rest.pages import flag, whole_number
 from fleetplane.web.rest.routes import Answer, Call, Query, Route, RouteTable, Stream, etag
 from fleetplane.web.streaming import EVENT_STREAM
 
@@ -252,7 +252,7 @@ class ResourceRoutes:
             after=_after(call),
             as_table=form != "object",
             with_objects=form == "full",
-            measured=observing.flag(call, "measured"),
+            measured=flag(call, "measured") or False,
         )
         self._watching.check_room(call.caller.name)
 
