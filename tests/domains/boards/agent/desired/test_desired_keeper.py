@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -47,9 +48,10 @@ def wanted(version: str, *programs: tuple[str, str], pins: tuple[int, ...] = ())
 
 @contextlib.asynccontextmanager
 async def keeping(
-    folder: Path, copper: SimulatedBoard, rules: tuple[RuleSection, ...] = RULES
+    folder: Path | IdentityFolder, copper: SimulatedBoard, rules: tuple[RuleSection, ...] = RULES
 ) -> AsyncIterator[DesiredKeeper]:
-    identity, clock, log = IdentityFolder(folder), SystemClock(), structlog.get_logger()
+    identity = folder if isinstance(folder, IdentityFolder) else IdentityFolder(folder)
+    clock, log = SystemClock(), structlog.get_logger()
     identity.make()
     with AuditTrail(identity.audit, clock, log) as audit:
         async with Pins(copper.open, PinPolicy(), clock, audit=audit.pin) as pins:
@@ -105,6 +107,31 @@ async def test_what_is_refused_changes_nothing_and_what_was_taken_is_run_after_a
     async with keeping(tmp_path, copper, rules=()) as keeper:  # its owner allows nothing any more
         await until(lambda: "runs no commands" in keeper.applied().error)
         assert not keeper.applied().programs
+
+
+class SlowDisk(IdentityFolder):
+    """What is kept there is read at once and handed over only when told."""
+
+    handed_over = threading.Event()
+
+    def read(self, path: Path) -> bytes | None:
+        found = super().read(path)
+        assert self.handed_over.wait(60)
+        return found
+
+
+async def test_what_is_sent_while_the_disk_is_still_read_is_not_replaced_by_what_is_on_it(
+    tmp_path: Path,
+) -> None:
+    async with keeping(tmp_path, SimulatedBoard()) as keeper:
+        await keeper.take(wanted("1", ("/usr/bin/sleep", "1001")))
+        await until(lambda: has(keeper, "1"))
+    slow = SlowDisk(tmp_path)
+    async with keeping(slow, SimulatedBoard()) as keeper, asyncio.TaskGroup() as tasks:
+        taking = tasks.create_task(keeper.take(wanted("2", ("/usr/bin/sleep", "1002"))))
+        await asyncio.wait({taking}, timeout=0.2)
+        slow.handed_over.set()
+        await until(lambda: has(keeper, "2"))
 
 
 async def test_a_program_that_ends_is_told_with_its_last_words_and_started_again(tmp_path: Path) -> None:

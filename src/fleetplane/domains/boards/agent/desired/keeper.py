@@ -71,6 +71,7 @@ class DesiredKeeper:
         self._told = b""
         self._news: Callable[[], None] = lambda: None
         self._wake = asyncio.Event()
+        self._loaded = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<DesiredKeeper {self._desired.set or None} programs={len(self._running)}>"
@@ -82,7 +83,11 @@ class DesiredKeeper:
     # What the server says and is told.
 
     async def take(self, message: pb.DesiredState) -> None:
-        """Take what the server wants, or refuse it; never raises for what is in it."""
+        """Take what the server wants, or refuse it; never raises for what is in it.
+
+        Waits until what was kept on disk is read, lest that old state replace the new one.
+        """
+        await self._loaded.wait()
         desired = document.of_message(message)
         self._sent = desired.set, desired.version
         try:
@@ -141,6 +146,7 @@ class DesiredKeeper:
     async def run(self) -> None:
         """Until cancelled; then no program is left. Pins are made safe by whoever opened them."""
         await asyncio.to_thread(self._load)
+        self._loaded.set()
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._wake.clear()
@@ -167,7 +173,8 @@ class DesiredKeeper:
         try:
             wanted = await asyncio.to_thread(self._checked, desired)
         except FleetplaneError as error:  # of before a restart, with another configuration
-            self._refused(error)
+            if desired is self._desired:  # else the server has sent another meanwhile, and this is woken
+                self._refused(error)
             wanted, desired = {}, Desired()
         for name in [name for name, (one, _) in self._running.items() if wanted.get(name) != one.kept]:
             await self._end(name)
