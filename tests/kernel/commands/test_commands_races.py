@@ -8,6 +8,7 @@ from pathlib import Path
 from support.shared.commandkit import SCOPE, FakeCourier, ledger
 
 from fleetplane.kernel.commands import Command, Commands, State, state_of
+from fleetplane.kernel.store import Store
 from fleetplane.sim.clock import VirtualClock
 
 
@@ -51,3 +52,39 @@ async def test_the_same_holds_for_what_was_held(tmp_path: Path) -> None:
         await commands.lost("a")
         await releasing
         assert outcome(commands, command) is State.UNDELIVERABLE
+
+
+async def released_meanwhile(store: Store, commands: Commands, targets: list[str]) -> Command:
+    """Cancel a held command while it is being written down that its targets get it."""
+    command = await commands.issue(SCOPE, "go", targets, actor="boss", hold=True)
+    releasing = asyncio.create_task(commands.release(command, targets))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        while store.statistics().queued:
+            await asyncio.sleep(0)
+    assert not releasing.done()
+    await commands.cancel(SCOPE, command.name, actor="boss", reason="enough")
+    await releasing
+    return command
+
+
+async def test_a_target_that_gets_a_command_while_it_is_cancelled_is_told(tmp_path: Path) -> None:
+    courier = FakeCourier()
+    courier.here = {"a"}
+    async with ledger(tmp_path, VirtualClock(), courier) as (store, commands):
+        command = await released_meanwhile(store, commands, ["a", "away"])
+        assert courier.delivered == [("a", "go", command.name)]
+        assert courier.recalled == [("a", command.name, "enough")]
+        states = {target.name: state_of(target) for target in commands.targets(command)}
+        assert states == {"a": State.CANCELLED, "away": State.UNDELIVERABLE}
+
+
+async def test_one_that_cannot_stop_keeps_what_it_got_while_that_was_cancelled(tmp_path: Path) -> None:
+    courier = FakeCourier()
+    courier.here = {"deaf"}
+    async with ledger(tmp_path, VirtualClock(), courier, stops=lambda _: False) as (store, commands):
+        command = await released_meanwhile(store, commands, ["deaf"])
+        assert courier.recalled == [("deaf", command.name, "enough")]
+        assert outcome(commands, command) is State.SENT
+        assert await commands.answered("deaf", command.name, ok=True)
+        assert outcome(commands, command) is State.OK

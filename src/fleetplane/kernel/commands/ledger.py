@@ -293,23 +293,28 @@ class Commands:
         self._command(scope, command)
         reason = reason or f"cancelled by {who(actor)}"
         doomed = [
-            one
+            one.key
             for one in self._store.list(COMMAND_TARGET, targets_scope(scope, command))
             if is_open(one) and (targets is None or one.name in targets)
         ]
-        going_on = [one.key for one in doomed if state_of(one) in UNDER_WAY and not self._stops(one.name)]
-        rest = {one.key for one in doomed}.difference(going_on)
-        await self._end([one.key for one in doomed if one.key in rest], Step.CANCEL, reason, actor=actor)
-        await self._end(going_on, Step.TELL_TO_STOP, reason, actor=actor)
+        await self._end(doomed, Step.CANCEL, reason, actor=actor)
         return self._command(scope, command)
 
     async def _end(self, keys: Iterable[Key], step: Step, detail: str, *, actor: str = "") -> None:
-        """End targets against their will, and tell those that may be at it."""
+        """End targets against their will, and tell those that may be at it.
+
+        A target may get the command while this is written, so what it was before does not say that it has
+        nothing to be told.
+        """
         before = {key: found for key in keys if (found := self._find(key)) is not None}
-        moves = [Move(key=key, steps=(step,), detail=detail) for key in before]
+        moves = [
+            Move(key=key, steps=(step,), detail=detail, stops=self._stops(target.name))
+            for key, target in before.items()
+        ]
         for key in await self._move(moves, actor=actor):
-            target = before[key]
-            if state_of(target) in UNDER_WAY:
+            target, now = before[key], self._find(key)
+            handed_over = now is not None and now.status is not None and now.status.deliveries > 0
+            if handed_over or state_of(target) in UNDER_WAY:
                 self._courier.recall(target.spec.target, target.spec.command, detail)
 
     # Looking.

@@ -78,8 +78,7 @@ class Step(StrEnum):
     TOO_LATE = "too_late"
     """Its deadline has passed: which one depends on the state."""
     CANCEL = "cancel"
-    TELL_TO_STOP = "tell_to_stop"
-    """Cancelled, but its target has it and cannot stop: it goes on, and its answer is awaited."""
+    """Where the target has it and cannot stop, it is only told to, and its answer is awaited: see `steps`."""
 
 
 S = State

@@ -41,6 +41,8 @@ class Move:
     steps: Sequence[Step]
     detail: str = ""
     result: bytes = b""
+    stops: bool = True
+    """Whether the target can stop what it has; one that cannot is only told to."""
 
 
 def begun(state: State, spec: CommandSpec, now_ns: int) -> TargetStatus:
@@ -109,8 +111,8 @@ def _taken(target: CommandTarget, move: Move, command: CommandSpec, now_ns: int)
     assert status is not None
     overdue = now_ns >= target.spec.deliver_by_ns
     for asked in move.steps:
-        if asked is Step.TELL_TO_STOP:
-            if status.state in UNDER_WAY and not status.told_to_stop:
+        if asked is Step.CANCEL and not move.stops and status.state in UNDER_WAY:
+            if not status.told_to_stop:
                 status = msgspec.structs.replace(
                     status, told_to_stop=True, detail=f"{MAY_FINISH}: {move.detail}"[:DETAIL_LIMIT]
                 )
