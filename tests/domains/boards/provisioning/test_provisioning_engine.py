@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import getpass
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,15 +84,25 @@ def lab(tmp_path: Path) -> Iterator[SshLab]:
         yield lab
 
 
+def opened(folder: Path) -> AbstractAsyncContextManager[Store]:
+    settings = StoreSettings(path=folder / "s.db")
+    return Store.open(settings, kinds=(*KERNEL_KINDS, *KINDS, OPERATION), clock=SystemClock())
+
+
+@asynccontextmanager
+async def working(rig: Rig) -> AsyncIterator[None]:
+    task = asyncio.create_task(rig.engine.run())
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 @asynccontextmanager
 async def rig_in(folder: Path, lab: SshLab) -> AsyncIterator[Rig]:
-    settings = StoreSettings(path=folder / "s.db")
-    async with Store.open(settings, kinds=(*KERNEL_KINDS, *KINDS, OPERATION), clock=SystemClock()) as store:
+    async with opened(folder) as store:
         rig = Rig(store, lab)
-        working = asyncio.create_task(rig.engine.run())
-        yield rig
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
+        async with working(rig):
+            yield rig
 
 
 @pytest.fixture
@@ -280,6 +290,50 @@ async def test_two_operations_never_have_one_board_and_one_can_be_taken_back(rig
     )
     assert (answer.operation_id, answer.state) == (first.operation_id, ProvisioningState.CANCELLED)
     assert rig.operations.at_board(board) is None, "it is free for others"
+
+
+async def test_an_operation_can_be_taken_back_before_it_does_anything(rig: Rig) -> None:
+    board = await rig.board("one")
+    first = await rig.engine.request(rig.order(board), actor=ACTOR)
+    await asyncio.sleep(0)  # there is a task for it, which has not had its first turn
+    taking_back = ProvisioningOrder(action=ProvisioningAction.CANCEL, board_id=board)
+    answer = await rig.engine.request(taking_back, actor=ACTOR)
+    assert (answer.operation_id, answer.state) == (first.operation_id, ProvisioningState.CANCELLED)
+    assert rig.operations.at_board(board) is None
+    second = await rig.provision(rig.order(board))
+    assert second.state is ProvisioningState.READY
+
+
+async def test_an_operation_that_is_being_taken_back_is_not_begun(tmp_path: Path, lab: SshLab) -> None:
+    async with opened(tmp_path) as store:
+        rig = Rig(store, lab)
+        await rig.credentials.put("default", lab.credential(), actor=ACTOR)
+        board = await rig.board("one")
+        first = await rig.engine.request(rig.order(board), actor=ACTOR)
+        taking_back = ProvisioningOrder(action=ProvisioningAction.CANCEL, board_id=board)
+        cancelling = asyncio.create_task(rig.engine.request(taking_back, actor=ACTOR))
+        await asyncio.sleep(0)  # it is being written down
+        async with working(rig):
+            assert (await cancelling).state is ProvisioningState.CANCELLED
+            assert repr(rig.engine) == "<Engine running=0>"
+            async with asyncio.timeout(60):
+                assert [line async for line in rig.engine.follow(first.operation_id)] == []
+
+
+async def test_an_operation_goes_on_although_whoever_asked_for_it_left(rig: Rig) -> None:
+    board = await rig.board("one")
+    asking = asyncio.create_task(rig.engine.request(rig.order(board), actor=ACTOR))
+    async with asyncio.timeout(60):
+        while not rig.store.statistics().queued:
+            await asyncio.sleep(0)
+        while rig.store.statistics().queued:
+            await asyncio.sleep(0)
+    assert asking.cancel()  # while it is being written
+    await asyncio.gather(asking, return_exceptions=True)
+    async with asyncio.timeout(60):
+        while (operation := rig.operations.at_board(board)) is None:
+            await asyncio.sleep(0.01)
+    assert (await rig.ended(operation.name)).state is ProvisioningState.READY
 
 
 async def test_a_server_that_is_started_again_goes_on_with_what_it_was_at(

@@ -48,6 +48,7 @@ from fleetplane.domains.boards.provisioning.selection import Survey
 from fleetplane.domains.boards.provisioning.steps import BoardWork
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, NotFound
+from fleetplane.kernel.events import EventType
 
 log = structlog.get_logger(__name__)
 
@@ -81,6 +82,8 @@ class Engine:
         self._aftermath = Aftermath(parts.boards, parts.clusters, parts.secrets)
         self.logs = OperationLogs()
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
+        self._waiting: set[str] = set()
+        """Those in the queue."""
         self._running: dict[str, asyncio.Task[None]] = {}
         self._cancelled: set[str] = set()
         """Those that somebody took back, as against those that stop because the server does."""
@@ -138,15 +141,19 @@ class Engine:
             raise NotFound("there is no operation to cancel")
         if is_over(operation):
             return told(operation, "it was over already")
-        log.info("boards.provision.cancel", operation=operation.name, actor=actor)
-        task = self._running.get(operation.name)
-        if task is None:
-            await self._end(operation.name, ProvisioningState.CANCELLED, f"cancelled by {actor}")
-        else:
-            self._cancelled.add(operation.name)
+        name = operation.name
+        log.info("boards.provision.cancel", operation=name, actor=actor)
+        self._cancelled.add(name)  # from here on nobody begins it
+        task = self._running.get(name)
+        if task is not None:
             task.cancel()
             await asyncio.wait({task})
-        return told(self._parts.operations.get(operation.name), "cancelled")
+        if task is None or self._running.get(name) is task:  # it never had a turn to end itself
+            try:
+                await self._end(name, ProvisioningState.CANCELLED, f"cancelled by {actor}")
+            finally:
+                self._over(name)
+        return told(self._parts.operations.get(name), "cancelled")
 
     async def _rehearse(
         self, order: ProvisioningOrder, works: tuple[Work, ...], options: k3s.K3sOptions
@@ -173,20 +180,34 @@ class Engine:
     # Doing.
 
     def _go(self, operation: Operation) -> None:
-        self.logs.open(operation.name)
-        self._wanted.put_nowait(operation.name)
+        """See to an operation, unless somebody does."""
+        name = operation.name
+        if not (is_over(operation) or name in self._waiting or name in self._running):
+            self.logs.open(name)
+            self._waiting.add(name)
+            self._wanted.put_nowait(name)
 
     async def run(self) -> None:
         """Work on operations until cancelled; those that an earlier server began go on."""
-        for operation in self._parts.operations.list():
-            if not is_over(operation) and operation.name not in self._running:
-                self._go(operation)
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._adopt(), name="boards/operations/adopt")
             while True:
                 name = await self._wanted.get()
-                if name not in self._running and not is_over(self._parts.operations.get(name)):
+                self._waiting.discard(name)
+                if name not in self._cancelled and not is_over(self._parts.operations.get(name)):
                     task = tasks.create_task(self._see_through(name), name=f"boards/operation/{name}")
                     self._running[name] = task
+
+    async def _adopt(self) -> None:
+        """See to what an earlier server began, and to what was written after its requester had left."""
+        operations = self._parts.operations
+        with operations.watch() as watch:
+            for operation in operations.list():
+                self._go(operation)
+            async for batch in watch:
+                for event in batch.events:
+                    if event.type is not EventType.DELETED:
+                        self._go(operations.get(event.resource.name))
 
     async def _see_through(self, name: str) -> None:
         operations = self._parts.operations
@@ -203,10 +224,13 @@ class Engine:
             log.exception("boards.provision.broken", operation=name)
             await self._end(name, ProvisioningState.FAILED, f"something unforeseen: {type(error).__name__}")
         finally:
-            self._running.pop(name, None)
-            self._cancelled.discard(name)
-            if (lines := self.logs.get(name)) is not None:
-                lines.end()
+            self._over(name)
+
+    def _over(self, name: str) -> None:
+        self._running.pop(name, None)
+        self._cancelled.discard(name)
+        if (lines := self.logs.get(name)) is not None:
+            lines.end()
 
     async def _carry_out(self, operation: Operation) -> None:
         spec = operation.spec

@@ -19,6 +19,7 @@ from fleetplane.domains.boards.provisioning.options import K3sOptions
 from fleetplane.kernel.errors import Conflict, NotFound
 from fleetplane.kernel.resources import Kind, Resource
 from fleetplane.kernel.store import ABSENT, Draft, Store
+from fleetplane.kernel.watch import Watch
 
 LINES_LIMIT = 5000
 """Kept of one operation's log."""
@@ -108,6 +109,10 @@ class Operations:
         """The newest first."""
         found = self._store.list(OPERATION, SCOPE)
         return sorted(found, key=lambda one: one.created_revision, reverse=True)
+
+    def watch(self) -> Watch:
+        """What happens to operations from now on."""
+        return self._store.watch(OPERATION, SCOPE)
 
     def of_request(self, request_id: str) -> Operation | None:
         name = self._store.claimed_by(OPERATION, SCOPE, _REQUEST_CLAIM, request_id) if request_id else None
