@@ -128,6 +128,34 @@ async def test_a_release_is_kept_with_its_files_and_a_signature_and_deleted_with
         site.releases.get("2.0")
 
 
+async def being_written(store: Store) -> None:
+    """Return when what was queued is on its way to the disk."""
+    async with asyncio.timeout(SECONDS):
+        while not store.statistics().queued:
+            await asyncio.sleep(0)
+        while store.statistics().queued:
+            await asyncio.sleep(0)
+
+
+async def test_a_release_that_is_stored_after_its_sender_left_has_its_files(site: Site) -> None:
+    adding = asyncio.create_task(site.add_tiny("2.0"))
+    await being_written(site.store)
+    assert adding.cancel()
+    await asyncio.gather(adding, return_exceptions=True)
+    (entry,) = site.releases.get("2.0").spec.files
+    assert site.releases.shelf.path(entry.sha256).exists()
+
+
+async def test_a_release_that_agents_are_just_being_told_to_run_is_not_deleted(site: Site) -> None:
+    await site.add_tiny("2.0")
+    await site.hear()
+    wanting = asyncio.create_task(site.want("2.0"))
+    await asyncio.sleep(0)  # queued, and not yet to be read
+    with pytest.raises(FailedPrecondition, match="are to run version"):
+        await site.releases.delete("2.0", actor="ada")
+    await wanting
+
+
 async def test_what_agents_would_refuse_is_not_taken_and_leaves_nothing(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -215,7 +215,7 @@ class Releases:
         keys = [RELEASE.key("", version)]
 
         def change(draft: Draft) -> None:
-            if self._is_wanted(version):
+            if _is_wanted(draft, version):
                 raise FailedPrecondition(
                     f"agents are to run version {version}",
                     hint="roll out another version first, or undo the rollout",
@@ -227,14 +227,17 @@ class Releases:
         async with self._adding:
             await self._sweep()
 
-    def _is_wanted(self, version: str) -> bool:
-        wishes = (one.spec.version for one in self._store.list(AGENT_VERSION, PREFIX))
-        defaults = (one.spec.version for one in self._store.list(AGENT_DEFAULT, PREFIX))
-        return version in {*wishes, *defaults}
-
     async def _sweep(self) -> None:
+        # A release whose sender has left may still be on its way to the disk.
+        await self._store.settled(RELEASE)
         wanted = {entry.sha256 for one in self._store.list(RELEASE) for entry in one.spec.files}
         await asyncio.to_thread(self.shelf.sweep, wanted)
+
+
+def _is_wanted(draft: Draft, version: str) -> bool:
+    wishes = (one.spec.version for one in draft.list(AGENT_VERSION, PREFIX))
+    defaults = (one.spec.version for one in draft.list(AGENT_DEFAULT, PREFIX))
+    return version in {*wishes, *defaults}
 
 
 def _check_words(wanted: NewRelease) -> None:
