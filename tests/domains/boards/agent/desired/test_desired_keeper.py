@@ -14,7 +14,7 @@ from support.boards.boards_rig import until
 from fleetplane.domains.boards.agent.audit import AuditTrail
 from fleetplane.domains.boards.agent.config import ProgramsSection, RuleSection
 from fleetplane.domains.boards.agent.desired.keeper import DesiredKeeper
-from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
+from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard, Wire
 from fleetplane.domains.boards.agent.membership import IdentityFolder
 from fleetplane.domains.boards.agent.pins.pins import Pins
 from fleetplane.domains.boards.agent.pins.rules import PinPolicy
@@ -132,6 +132,69 @@ async def test_what_is_sent_while_the_disk_is_still_read_is_not_replaced_by_what
         await asyncio.wait({taking}, timeout=0.2)
         slow.handed_over.set()
         await until(lambda: has(keeper, "2"))
+
+
+class SlowCopper(SimulatedBoard):
+    """Holds up the first call for one pin after `hold`, until `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held_pin: int | None = None
+        self.go = threading.Event()
+        self.calls: list[str] = []
+
+    def hold(self, pin: int) -> None:
+        self.held_pin = pin
+
+    @property
+    def holds(self) -> bool:
+        return self.held_pin is None
+
+    def wire(self, pin: int, doing: str) -> Wire:
+        self.calls.append(doing)
+        if pin == self.held_pin:
+            self.held_pin = None
+            assert self.go.wait(60)
+        return super().wire(pin, doing)
+
+
+async def test_pins_to_be_driven_again_while_one_is_released_do_not_end_the_keeper(tmp_path: Path) -> None:
+    copper = SlowCopper()
+    async with keeping(tmp_path, copper) as keeper:
+        await keeper.take(wanted("1", ("/usr/bin/sleep", "1001"), pins=(17,)))
+        await until(lambda: has(keeper, "1"))
+        copper.hold(17)
+        await keeper.take(wanted("2", ("/usr/bin/sleep", "1001")))
+        await until(lambda: copper.holds)
+        keeper.drive_again()
+        copper.go.set()
+        await until(lambda: has(keeper, "2"))
+        assert copper.wires[17].consumer is None
+
+
+async def test_a_pin_that_is_being_driven_is_driven_again_if_that_is_asked_meanwhile(tmp_path: Path) -> None:
+    copper = SlowCopper()
+    async with keeping(tmp_path, copper) as keeper:
+        copper.hold(17)
+        await keeper.take(wanted("1", pins=(17,)))
+        await until(lambda: copper.holds)
+        keeper.drive_again()
+        copper.go.set()
+        await until(lambda: "reconfiguring pin 17" in copper.calls)
+        await until(lambda: has(keeper, "1"))
+
+
+async def test_pins_to_be_driven_again_are_released_if_they_are_not_wanted_by_then(tmp_path: Path) -> None:
+    copper = SlowCopper()
+    async with keeping(tmp_path, copper) as keeper:
+        copper.hold(18)
+        await keeper.take(wanted("1", pins=(17, 18)))
+        await until(lambda: copper.holds)
+        await keeper.take(wanted("2", ("/usr/bin/sleep", "1001")))
+        keeper.drive_again()
+        copper.go.set()
+        await until(lambda: has(keeper, "2"))
+        assert [copper.wires[pin].consumer for pin in (17, 18)] == [None, None]
 
 
 async def test_a_program_that_ends_is_told_with_its_last_words_and_started_again(tmp_path: Path) -> None:

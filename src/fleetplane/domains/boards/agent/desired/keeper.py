@@ -67,7 +67,8 @@ class DesiredKeeper:
         self._past_failures = 0
         """Of programs that are not wanted any more."""
         self._running: dict[str, tuple[SupervisedProgram, asyncio.Task[None]]] = {}
-        self._driven: dict[int, int] = {}
+        self._driven: dict[int, int | None] = {}
+        """Pins that are ours to release, each with its level; None for one that is to be driven again."""
         self._told = b""
         self._news: Callable[[], None] = lambda: None
         self._wake = asyncio.Event()
@@ -119,7 +120,7 @@ class DesiredKeeper:
 
     def drive_again(self) -> None:
         """Drive pins once more: they may have been made safe meanwhile."""
-        self._driven.clear()
+        self._driven = dict.fromkeys(self._driven)
         self._wake.set()
 
     def applied(self) -> pb.AppliedState:
@@ -211,15 +212,17 @@ class DesiredKeeper:
         for pin in [pin for pin in self._driven if pin not in wanted]:
             try:
                 await self._pins.release(pin, caller=CALLER)
-                del self._driven[pin]
+                self._driven.pop(pin, None)
             except FleetplaneError as error:
                 self._not_driven(pin, error)
         for pin, level in wanted.items():
             if self._driven.get(pin) == level:
                 continue
+            before = self._driven
             try:
                 await self._pins.configure(pin, direction=Direction.OUTPUT, level=level, caller=CALLER)
-                self._driven[pin] = level
+                # It may have been made safe since, if somebody has asked for it to be driven again.
+                self._driven[pin] = level if before is self._driven else None
             except FleetplaneError as error:
                 self._not_driven(pin, error)
 
