@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,6 +142,33 @@ def test_a_full_disk_leaves_every_file_as_it_was_and_is_reported(
     place.folder.apply(Patch(files=NEW, config_hash="h-new"))
     assert place.files == NEW
     assert place.folder.errors() == {}
+
+
+def test_a_report_that_is_made_while_a_patch_is_applied_or_files_are_removed_lists_what_is_there(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place.path / "c.env").mkdir()
+    with pytest.raises(PatchRefused):
+        place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+    assert list(place.folder.errors()) == ["c.env"]
+    (place.path / "c.env").rmdir()
+
+    def names_then_a_patch(path: Path) -> list[str]:
+        names = os.listdir(path)  # noqa: PTH208  # as what is tested does
+        place.folder.apply(Patch(files=NEW, config_hash="h-new"))
+        return names
+
+    @contextmanager
+    def entries_then_a_removal(path: Path) -> Iterator[list[os.DirEntry[str]]]:
+        with os.scandir(path) as entries:
+            found = list(entries)
+        (path / "b.env").unlink()
+        yield found
+
+    calls = SimpleNamespace(listdir=names_then_a_patch, scandir=entries_then_a_removal)
+    monkeypatch.setattr(receive_folder, "os", calls)
+    assert place.folder.errors() == {}
+    assert set(place.folder.modified_ns()) == {"a.env", "c.env"}
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is Linux's")

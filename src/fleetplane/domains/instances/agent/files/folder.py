@@ -16,6 +16,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -139,7 +140,10 @@ class ReceiveFolder:
             for entry in entries:
                 if entry.name.startswith(".") or entry.name == file_rules.LAST_WRITTEN:
                     continue
-                facts = entry.stat(follow_symlinks=False)
+                try:
+                    facts = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue  # its owner has just removed it
                 if stat.S_ISREG(facts.st_mode) and len(found) < REPORTED_FILES_LIMIT:
                     found[entry.name] = facts.st_mtime_ns
         return found
@@ -150,11 +154,13 @@ class ReceiveFolder:
             names = sorted(os.listdir(self._folder / ERRORS))  # noqa: PTH208  # names are all we need
         except FileNotFoundError:
             return {}
-        return {
-            name: (self._folder / ERRORS / name).read_bytes()[:ERROR_LIMIT_BYTES].decode("utf-8", "replace")
-            for name in names[:REPORTED_FILES_LIMIT]
-            if not name.startswith(".")
-        }
+        found: dict[str, str] = {}
+        for name in names[:REPORTED_FILES_LIMIT]:
+            if not name.startswith("."):
+                with suppress(FileNotFoundError):  # a patch that is applied meanwhile has brought the file
+                    words = (self._folder / ERRORS / name).read_bytes()
+                    found[name] = words[:ERROR_LIMIT_BYTES].decode("utf-8", "replace")
+        return found
 
 
 def _harmless(name: str) -> str:
