@@ -120,3 +120,16 @@ async def test_whoever_waits_is_let_go_when_the_stream_ends() -> None:
         assert isinstance(told, LinkLost | Refused)
         assert {type(one) for one in outcomes} == {LinkLost, type(None)}
         assert isinstance(outcomes[-1], LinkLost)
+
+
+async def test_those_who_wait_for_room_are_let_go_however_many_they_are() -> None:
+    async with opened(Server()) as writer:
+        await writer.first(b"hello")
+        running = asyncio.create_task(writer.run())
+        senders = [asyncio.create_task(writer.send(LARGE)) for _ in range(4 * QUEUE_LIMIT)]
+        await asyncio.sleep(0)  # each takes its first step: those for whom there is no room wait for it
+        running.cancel()
+        async with asyncio.timeout(60):
+            outcomes = await asyncio.gather(*senders, return_exceptions=True)
+        assert {type(one) for one in outcomes} <= {LinkLost, type(None)}
+        assert isinstance(outcomes[-1], LinkLost)

@@ -48,9 +48,7 @@ class StreamWriter(Generic[M]):
                 await self._pass_on(message, written)
         finally:
             self._ended = True
-            while not self._queue.empty():
-                _, waiting = self._queue.get_nowait()
-                _fail(waiting)
+            self._let_go()
 
     async def first(self, message: M) -> None:
         """Write the message that opens the stream, before `run`. Raises how the stream ended."""
@@ -62,9 +60,16 @@ class StreamWriter(Generic[M]):
             raise LinkLost("the stream has ended")
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         await self._queue.put((message, written))
-        if self._ended:  # while we waited for room
+        if self._ended:  # while we waited for room, as others may still do
+            self._let_go()
             raise LinkLost("the stream has ended")
         await written
+
+    def _let_go(self) -> None:
+        """Fail whoever waits for a write; each that goes makes room for one who waits for that."""
+        while not self._queue.empty():
+            _, waiting = self._queue.get_nowait()
+            _fail(waiting)
 
     async def _pass_on(self, message: M, written: asyncio.Future[None]) -> None:
         try:
