@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -40,6 +41,7 @@ from fleetplane.kernel.release import documents
 from fleetplane.kernel.rollout.passes import ACTOR
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.node.upgrade import launcher, upgrader
+from fleetplane.node.upgrade.folder import ReleaseFolder
 from fleetplane.node.upgrade.following import no_metadata
 from fleetplane.node.upgrade.launch import Launch
 from fleetplane.node.upgrade.upgrader import Upgrader
@@ -402,6 +404,30 @@ async def test_a_download_that_broke_off_goes_on_where_it_was(site: Site) -> Non
     assert node.trial is not None
     assert (node.trial["version"], node.trial["attempt"], node.trial["started"]) == ("99.0", 1, False)
     assert (node.root / "versions" / node.trial["candidate"] / "fleetplane/part.py").is_file()
+
+
+async def test_a_connection_that_ends_while_a_trial_is_ordered_does_not_keep_it_from_being_made(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.add_tiny("99.0")
+    await site.hear()
+    await site.want("99.0")
+    begun, written = threading.Event(), threading.Event()
+    order_trial = ReleaseFolder.begin_trial
+
+    def slowly(folder: ReleaseFolder, **trial: Any) -> None:
+        begun.set()
+        assert written.wait(SECONDS)
+        order_trial(folder, **trial)
+
+    monkeypatch.setattr(ReleaseFolder, "begin_trial", slowly)
+    node = Node(site, Servicer(site))
+    async with node.connected():
+        assert await asyncio.to_thread(begun.wait, SECONDS)
+        asyncio.get_running_loop().call_soon(written.set)  # after the cancellation, which is next
+
+    assert node.trial is not None
+    assert node.upgrader.ready.is_set()
 
 
 async def test_an_order_that_was_recorded_earlier_is_refused(site: Site) -> None:

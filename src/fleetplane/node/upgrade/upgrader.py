@@ -32,7 +32,7 @@ from fleetplane.kernel.release import documents
 from fleetplane.kernel.release.documents import FileEntry, Manifest, Order
 from fleetplane.node.link import words
 from fleetplane.node.short_lived import call_elsewhere
-from fleetplane.node.tasks import in_thread
+from fleetplane.node.tasks import finish, in_thread
 from fleetplane.node.upgrade import installing, launcher
 from fleetplane.node.upgrade.folder import Failure, ReleaseFolder, version_of
 from fleetplane.node.upgrade.following import Metadata
@@ -161,15 +161,7 @@ class Upgrader:
             if (failure := folder.failure()) is not None and _is_same(failure, order):
                 return answer.next_seconds  # tried before
             candidate = await self._candidate(server, answer, order, manifest)
-            await in_thread(
-                lambda: folder.begin_trial(
-                    trial=self._clock.token_bytes(8).hex(),
-                    candidate=candidate,
-                    version=order.version,
-                    attempt=order.attempt,
-                    seconds=min(max(order.seconds, 1.0), TRIAL_LIMIT_SECONDS),
-                )
-            )
+            await finish(self._get_ready(candidate, order))
         except (FleetplaneError, OSError) as error:
             reason = str(error)[:REASON_LIMIT]
             self._log.warning("upgrade_refused", version=attempted.version, reason=reason)
@@ -177,10 +169,21 @@ class Upgrader:
             if failed == folder.failure():
                 return answer.next_seconds
             await in_thread(lambda: folder.fail(failed))
-            return SHORTEST_SECONDS
+        return SHORTEST_SECONDS
+
+    async def _get_ready(self, candidate: str, order: Order) -> None:
+        """Order the trial and ask for the new start: with one alone, nothing would ever be tried."""
+        await in_thread(
+            lambda: self._folder.begin_trial(
+                trial=self._clock.token_bytes(8).hex(),
+                candidate=candidate,
+                version=order.version,
+                attempt=order.attempt,
+                seconds=min(max(order.seconds, 1.0), TRIAL_LIMIT_SECONDS),
+            )
+        )
         self._log.info("upgrade_ready", version=order.version)
         self.ready.set()
-        return SHORTEST_SECONDS
 
     async def _candidate(
         self, server: _Server, answer: pb.CheckInResponse, order: Order, manifest: Manifest | None
