@@ -253,6 +253,32 @@ def test_a_version_that_does_not_say_hello_is_put_aside_and_the_former_one_runs(
     assert folder.linked("current") == FORMER
 
 
+class Silent(Launcher):
+    """Tries a program that says nothing."""
+
+    def prepare(self, version: str, trial: str = "") -> None:
+        pass  # the environment is that of all tests
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", IS_SILENT]
+
+
+def test_a_version_that_says_hello_while_it_is_being_ended_is_started_again(
+    folder: ReleaseFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version(folder.root, CANDIDATE)
+    ordered(folder, seconds=0.0)
+    end = launcher._end
+
+    def too_late(child: subprocess.Popen[bytes]) -> int:
+        folder.confirm("t1", CANDIDATE)
+        return end(child)
+
+    monkeypatch.setattr(launcher, "_end", too_late)
+    assert Silent(folder.root, [], []).step() == launcher.RESTART
+    assert decided(folder) == CANDIDATE
+
+
 def test_a_stop_during_a_trial_is_no_failure_and_the_trial_begins_anew(folder: ReleaseFolder) -> None:
     started = (
         "import os, pathlib, time, json\n"

@@ -91,10 +91,11 @@ class Launcher:
         child = self.child = subprocess.Popen(self.command())  # noqa: S603  # our own interpreter
         if self.stop_asked:  # before there was anybody to pass it on to
             child.terminate()
+        was_ended = False
         while not self.is_confirmed(trial):
             code = child.poll()
             if code is None and time.monotonic() >= ends:
-                code = _end(child)
+                code, was_ended = _end(child), True
                 reason = f"it did not say hello within {trial['seconds']:g} s"
             else:
                 reason = f"it ended with {code} before it said hello"
@@ -110,7 +111,8 @@ class Launcher:
             self.keep(trial)
         except OSError as error:  # the candidate runs; the next start keeps it
             tell(f"version {trial['version']} could not be put in force yet: {error}")
-        return child.wait()
+        # One that said hello while it was being ended has not ended for good.
+        return RESTART if was_ended else child.wait()
 
     def is_confirmed(self, trial: Document) -> bool:
         """Whether the candidate of a trial has said hello."""
