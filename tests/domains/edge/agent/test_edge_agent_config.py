@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,20 @@ def document() -> dict[str, Any]:
     return copy.deepcopy(
         template.document(node_id=NODE, tenant="u-1", endpoint="relay:443", labels={"a": "b"}, minimal=False)
     )
+
+
+class SlowFolder(StateFolder):
+    """Writes what was pushed only when told."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.reached, self.go = threading.Event(), threading.Event()
+
+    def write(self, path: Path, content: bytes) -> None:
+        if path == self.pushed:
+            self.reached.set()
+            assert self.go.wait(60)
+        super().write(path, content)
 
 
 def configuration(folder: Path, **changes: Any) -> Configuration:
@@ -205,3 +221,22 @@ def test_the_owner_goes_before_a_push_that_no_longer_fits(tmp_path: Path) -> Non
     made.load()
     assert made.version == ""
     assert made.current.context("pushed") is None
+
+
+def test_what_the_owner_changes_while_a_pushed_layer_is_written_counts_with_it(tmp_path: Path) -> None:
+    state = SlowFolder(tmp_path)
+    state.store_document(yaml.safe_dump(document()).encode())
+    made = Configuration(state, user_config=None, log=structlog.get_logger())
+    made.load()
+    with ThreadPoolExecutor() as threads:
+        pushing = threads.submit(made.push, "v", b'{"spec":{"cluster":{"heartbeat_interval_secs":5}}}')
+        assert state.reached.wait(60)
+        changes = {"spec": {"cluster": {"edge": {"max_concurrent_commands": 2}}}}
+        state.store_document(yaml.safe_dump(config.merge(document(), changes)).encode())
+        loading = threads.submit(made.load)
+        wait([loading], timeout=0.2)
+        state.go.set()
+        for one in (pushing, loading):
+            one.result(60)
+    assert made.current.edge.max_concurrent_commands == 2
+    assert (made.version, made.current.heartbeat_seconds) == ("v", 5)

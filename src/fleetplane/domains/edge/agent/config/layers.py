@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -45,6 +46,8 @@ class Configuration:
         self._log = log
         self._local: Document = {}
         self._pushed = NOTHING_PUSHED
+        self._changing = threading.Lock()
+        """Of the owner's layers and the server's, neither is replaced while the other is joined to it."""
         self.owner = NodeConfig()
         """The configuration of the layers on this machine alone."""
         self.current = NodeConfig()
@@ -60,16 +63,17 @@ class Configuration:
 
     def load(self) -> None:
         """Read all layers anew. A pushed one that no longer fits is put aside: the owner goes first."""
-        user = {} if self._user_config is None else self._folder.load_document(self._user_config)
-        local = configs.merge(user, self._folder.load_document())
-        owner = configs.decode(local, str(self._folder.config))
-        found, pushed = owner, self._kept()
-        try:
-            found = self._with(local, owner, pushed)
-        except SettingsError as error:
-            self._log.warning("pushed_config_put_aside", version=pushed.version, reason=error.message)
-            pushed = NOTHING_PUSHED
-        self._local, self._pushed, self.owner, self.current = local, pushed, owner, found
+        with self._changing:
+            user = {} if self._user_config is None else self._folder.load_document(self._user_config)
+            local = configs.merge(user, self._folder.load_document())
+            owner = configs.decode(local, str(self._folder.config))
+            found, pushed = owner, self._kept()
+            try:
+                found = self._with(local, owner, pushed)
+            except SettingsError as error:
+                self._log.warning("pushed_config_put_aside", version=pushed.version, reason=error.message)
+                pushed = NOTHING_PUSHED
+            self._local, self._pushed, self.owner, self.current = local, pushed, owner, found
 
     def push(self, version: str, delta: bytes) -> None:
         """Take what the server sent, or raise SettingsError with the reason."""
@@ -78,10 +82,11 @@ class Configuration:
         if _DIGEST.fullmatch(version) and hashlib.sha256(delta).hexdigest() != version:
             raise SettingsError("version: is not the digest of this configuration", field="version")
         pushed = Pushed(version=version, document=configs.parse(delta, "the pushed configuration"))
-        local = configs.decode(self._local, str(self._folder.config))
-        found = self._with(self._local, local, pushed)
-        self._folder.write(self._folder.pushed, msgspec.json.encode(pushed))
-        self._pushed, self.current = pushed, found
+        with self._changing:
+            local = configs.decode(self._local, str(self._folder.config))
+            found = self._with(self._local, local, pushed)
+            self._folder.write(self._folder.pushed, msgspec.json.encode(pushed))
+            self._pushed, self.current = pushed, found
 
     def _with(self, local: Document, decoded: NodeConfig, pushed: Pushed) -> NodeConfig:
         if not pushed.document:
