@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
+from dataclasses import replace
 from pathlib import Path
 
+import grpc.aio
 import pytest
 from support.edge.edge_daemon_rig import configure, edge_section, enrolled, running
 from support.edge.edge_server_double import EdgeServerDouble, edge_server, until
@@ -14,6 +18,7 @@ from fleetplane.domains.edge.agent.daemon import wait_seconds
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.domains.edge.wire.protobuf_types import duration_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
+from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
 
 
 @pytest.fixture
@@ -335,3 +340,40 @@ def test_the_waits_grow_along_the_list_and_stay_at_its_end() -> None:
     waits = (1.0, 2.0, 5.0, 15.0, 60.0)
     assert [wait_seconds(waits, failures, jitter=1.0) for failures in range(7)] == [1, 2, 5, 15, 60, 60, 60]
     assert [wait_seconds(waits, failures, jitter=0.0) for failures in range(2)] == [0.5, 1.0]
+
+
+class Wire:
+    """Stands in for a stream and its writer: what was told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    async def send(self, message: bytes) -> None:
+        update = tolerant_pb2.EdgeEvent.FromString(message).capability_update
+        self.told.append(pb.EdgeCapabilities.FromString(update.capabilities).config_version)
+
+
+async def test_capabilities_that_were_looked_at_earlier_are_not_told_after_later_ones(
+    state: StateFolder,
+) -> None:
+    begun, go, versions = threading.Event(), threading.Event(), ["old", "new"]
+
+    def look() -> pb.EdgeCapabilities:
+        version = versions.pop(0)
+        if version == "old":
+            begun.set()
+            assert go.wait(60)
+        return pb.EdgeCapabilities(config_version=version)
+
+    async with running(state) as made, asyncio.TaskGroup() as tasks, grpc.aio.insecure_channel("a") as line:
+        node = replace(made.node, capabilities=look)
+        stream, wire = session.Session(line, node, on_established=lambda: None), Wire()
+        stream._writer = wire  # type: ignore[assignment]
+        first = tasks.create_task(stream._tell_capabilities())
+        assert await asyncio.to_thread(begun.wait, 60)
+        second = tasks.create_task(stream._tell_capabilities())
+        await asyncio.wait({second}, timeout=0.2)
+        go.set()
+        await asyncio.wait({first, second})
+        stream._call.cancel()
+    assert wire.told[-1] == "new"

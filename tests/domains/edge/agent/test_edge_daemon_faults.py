@@ -330,6 +330,21 @@ async def test_a_key_rotated_by_another_program_is_taken_over_at_the_next_heartb
     assert server.complaints == []
 
 
+async def test_a_key_is_not_taken_over_before_its_token_is_there(
+    server: EdgeServerDouble, state: StateFolder
+) -> None:
+    async with running(state) as made:
+        await until(lambda: server.hellos)
+        keyring, before = made.node.keyring, made.node.keyring.current
+        with state.changing_identity():
+            state.store_key(Ed25519PrivateKey.generate())
+            assert not await session.take_over_identity(made.node)
+            assert keyring.current is before
+            state.store_token(before.token)
+        assert await session.take_over_identity(made.node)
+        assert public_bytes(keyring.current.key) == public_bytes(state.load_key())
+
+
 async def test_a_rotation_whose_answer_is_lost_is_found_out_about(
     server: EdgeServerDouble, state: StateFolder
 ) -> None:

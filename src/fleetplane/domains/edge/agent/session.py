@@ -23,13 +23,13 @@ from fleetplane.domains.edge.agent.config.layers import Configuration
 from fleetplane.domains.edge.agent.endpoint import translated
 from fleetplane.domains.edge.agent.events import Speaker
 from fleetplane.domains.edge.agent.identity import keyring as identity
-from fleetplane.domains.edge.agent.identity.keyring import Keyring
+from fleetplane.domains.edge.agent.identity.keyring import Identity, Keyring
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.domains.edge.agent.server_proof import NotTheServer, ServerCheck
 from fleetplane.domains.edge.wire.protobuf_types import seconds_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import FleetplaneError, SettingsError
+from fleetplane.kernel.errors import FleetplaneError, SettingsError, Unavailable
 from fleetplane.kernel.values.ids import new_uuid
 from fleetplane.node import link
 from fleetplane.node.link import LinkLost, Refused
@@ -85,17 +85,24 @@ class Node:
 
 async def take_over_identity(node: Node) -> bool:
     """Another program may have renewed our token or rotated our key; whether one has."""
-    seen = await in_thread(node.folder.signature)
-    if seen == node.keyring.seen:
+    if await in_thread(node.folder.signature) == node.keyring.seen:
         return False
     try:
-        found = await in_thread(lambda: identity.load(node.folder, node.configuration.current))
+        found, seen = await in_thread(lambda: _settled_identity(node))
+    except Unavailable:
+        return False  # it is being changed: what comes of that is found at the next look
     except FleetplaneError as error:
         node.log.warning("identity_not_read", error=error.message)
         return False
     node.keyring.current, node.keyring.seen = found, seen
     node.log.info("identity_taken_over")
     return True
+
+
+def _settled_identity(node: Node) -> tuple[Identity, tuple[tuple[int, int], ...]]:
+    """A key and its token, and the signature of both: never one that is new and one that is not yet."""
+    with node.folder.changing_identity():
+        return identity.load(node.folder, node.configuration.current), node.folder.signature()
 
 
 class _Left(Exception):
@@ -123,6 +130,7 @@ class Session:
         self._call: grpc.aio.StreamStreamCall[bytes, bytes] = channel.stream_stream(METHOD)(metadata=metadata)
         self._writer: StreamWriter[bytes] = StreamWriter(self._call, translated)
         self._told = b""
+        self._telling = asyncio.Lock()  # capabilities that were looked at later are told later
         self._draining: asyncio.Event = asyncio.Event()
         self._beat_now = asyncio.Event()
         self._flushing = asyncio.Lock()  # each result goes out once on a stream
@@ -266,10 +274,11 @@ class Session:
             await self._tell_capabilities()
 
     async def _tell_capabilities(self) -> None:
-        now = (await in_thread(self._node.capabilities)).SerializeToString()
-        if now != self._told:
-            self._told = now
-            await self._writer.send(self._speaker.capabilities(now))
+        async with self._telling:
+            now = (await in_thread(self._node.capabilities)).SerializeToString()
+            if now != self._told:
+                self._told = now
+                await self._writer.send(self._speaker.capabilities(now))
 
     async def _say_drained(self) -> None:
         while True:
