@@ -11,7 +11,7 @@ import structlog
 from fleetplane.fleet import selectors
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.book import RolloutBook
-from fleetplane.fleet.rollouts.driver import RolloutDriver, key_of
+from fleetplane.fleet.rollouts.driver import LOOK_SECONDS, RolloutDriver, key_of
 from fleetplane.fleet.rollouts.gates import Asked, GateSources
 from fleetplane.fleet.rollouts.planning import Planned, planned_waves, rehearsed
 from fleetplane.fleet.rollouts.records import (
@@ -160,6 +160,8 @@ class Rollouts:
         subject, scope, to, policy = self._read(wanted)
         lock = self._starting.setdefault(f"{subject.name}|{scope}", asyncio.Lock())
         async with lock:
+            # One may be on its way to the disk although whoever began it has left, and the lock with them.
+            await self._store.settled(ROLLOUT)
             rollout = await self._start(wanted, subject, scope, to, policy)
         self.driver.look_at(rollout)
         return rollout
@@ -419,23 +421,30 @@ class Rollouts:
             tasks.create_task(self.driver.run(), name="rollouts/driver")
             tasks.create_task(self._starter.run(), name="rollouts/policies")
             tasks.create_task(self._sweep(), name="rollouts/sweep")
-            tasks.create_task(self._follow_ends(), name="rollouts/ends")
+            tasks.create_task(self._follow_rollouts(), name="rollouts/rollouts")
             for kind in kinds.values():
                 tasks.create_task(self._follow_versions(kind), name=f"rollouts/{kind.name}")
 
     async def _follow_versions(self, kind: AnyKind) -> None:
         async with self._store.watch(kind) as watch:
+            self._look_at_policies("")  # others may have written since `prepare`
             async for batch in watch:
                 for scope in {event.resource.scope for event in batch.events}:
                     self._look_at_policies(scope)
 
-    async def _follow_ends(self) -> None:
+    async def _follow_rollouts(self) -> None:
+        """Look at what policies wait for, and at what was begun or ordered by somebody who left meanwhile."""
         async with self._store.watch(ROLLOUT) as watch:
+            for rollout in self.book.unfinished():
+                self.driver.look_at(rollout)
             async for batch in watch:
                 for event in batch.events:
-                    status = event.resource.status
-                    if status is not None and status.phase in ENDED:
+                    status = status_of(event.resource)
+                    if status.phase in ENDED:
                         self._look_at_policies(event.resource.scope)
+                    if status.phase not in ENDED or status.settled != status.phase:
+                        # Soon enough, and no more often than one that goes on is looked at anyway.
+                        self.driver.look_at(event.resource, LOOK_SECONDS)
 
     def _look_at_policies(self, scope: str) -> None:
         for policy in self.policies():
