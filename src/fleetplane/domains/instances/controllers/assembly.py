@@ -112,12 +112,15 @@ class Machinery:
         await self._start()
         log.info("instances.started", provider=self.provider.kind)
         try:
-            async with asyncio.TaskGroup() as self._tasks:
-                self._tasks.create_task(self.controller.run())
-                self._tasks.create_task(self.leader.run())
-                self._tasks.create_task(self._keep_images())
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                tasks.create_task(self.leader.run())
+                tasks.create_task(self._keep_images())
+                try:
+                    await self.controller.run()
+                finally:
+                    self._tasks = None  # what is begun once the others are cancelled would not be
         finally:
-            self._tasks = None
             await self.provider.close()
 
     @property
