@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from fleetplane.domains.boards.agent.logs.entries import Entry, Level, query
 from fleetplane.domains.boards.agent.logs.journal import Journal, parse
 from fleetplane.domains.boards.agent.logs.logs import Logs, Queue, Tail
 from fleetplane.domains.boards.agent.logs.patterns import Redaction
-from fleetplane.domains.boards.agent.logs.ring import LogRing
+from fleetplane.domains.boards.agent.logs.ring import LogRing, RingReader
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import (
     FailedPrecondition,
@@ -467,6 +468,45 @@ async def test_the_agents_own_words_are_a_log() -> None:
     assert (found[0].level, found[0].fields) == (Level.WARNING, {"number": "2"})
     assert [one.message for one in await read(made, cursor=found[1].cursor)] == ["event 4"]
     assert len(await read(made, cursor="agent=another-run:3")) == 3
+
+
+class SlowClock(SystemClock):
+    """Tells a thread the time only when it may go on."""
+
+    def __init__(self) -> None:
+        self.reached, self.go = threading.Event(), threading.Event()
+
+    def now_ns(self) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            self.reached.set()
+            assert self.go.wait(60)
+        return super().now_ns()
+
+
+def test_what_a_thread_is_about_to_say_is_not_taken_for_said() -> None:
+    clock = SlowClock()
+    ring = LogRing(clock, run="r1")
+    ring.add("info", {"event": "first"})
+    speaking = threading.Thread(target=ring.add, args=("info", {"event": "second"}))
+    _, seen = ring.after(0)
+    speaking.start()
+    assert clock.reached.wait(60)
+    between, seen = ring.after(seen)
+    clock.go.set()
+    speaking.join(60)
+    after, _ = ring.after(seen)
+    assert [one.message for one in (*between, *after)] == ["second"]
+
+
+async def test_what_a_thread_says_wakes_whoever_follows() -> None:
+    ring, loop = LogRing(SystemClock(), run="r1"), asyncio.get_running_loop()
+    following = asyncio.create_task(anext(RingReader(ring, query(sources=("agent",))).follow()))
+    await asyncio.sleep(0)  # from here on it waits
+    began = loop.time()
+    threading.Timer(0.2, ring.add, args=("info", {"event": "said"})).start()
+    async with asyncio.timeout(60):
+        assert (await following).message == "said"
+    assert loop.time() - began < 30, "and nothing else did"
 
 
 async def test_several_sources_are_merged_by_time_and_resumed_together(

@@ -1,10 +1,15 @@
-"""The agent's own latest log entries, in memory: the one log source that every node has."""
+"""The agent's own latest log entries, in memory: the one log source that every node has.
+
+Whatever runs on a thread logs from there, so entries are added by any thread; they are read on the loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator, MutableMapping
+from contextlib import suppress
 from typing import Any, Final
 
 from fleetplane.domains.boards.agent.logs.entries import AGENT, Entry, Level, Query, clipped
@@ -33,7 +38,10 @@ class LogRing:
         self._hostname = hostname
         self._kept: deque[Entry] = deque(maxlen=limit)
         self._count = 0
+        self._adding = threading.Lock()  # guards: as many were counted as were kept
         self._arrived = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Of whoever waits for entries."""
 
     def __repr__(self) -> str:
         return f"<LogRing {len(self._kept)} of {self._count}>"
@@ -45,35 +53,43 @@ class LogRing:
         return event
 
     def add(self, level: str, event: MutableMapping[str, Any]) -> None:
-        self._count += 1
         message, _ = clipped(str(event.get("event", "")))
         fields = {
             str(name): str(value)[:VALUE_LIMIT]
             for name, value in event.items()
             if name not in ("event", "level", "timestamp")
         }
-        self._kept.append(
-            Entry(
-                at_ns=self._clock.now_ns(),
-                message=message,
-                source=AGENT,
-                position=f"{self._run}:{self._count}",
-                level=_LEVELS.get(level, Level.INFO),
-                unit=UNIT,
-                hostname=self._hostname,
-                fields=fields,
+        at_ns = self._clock.now_ns()
+        with self._adding:
+            self._count += 1
+            self._kept.append(
+                Entry(
+                    at_ns=at_ns,
+                    message=message,
+                    source=AGENT,
+                    position=f"{self._run}:{self._count}",
+                    level=_LEVELS.get(level, Level.INFO),
+                    unit=UNIT,
+                    hostname=self._hostname,
+                    fields=fields,
+                )
             )
-        )
-        self._arrived.set()
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: the process is ending
+                self._loop.call_soon_threadsafe(self._arrived.set)
 
     def after(self, count: int) -> tuple[list[Entry], int]:
         """What came after the first `count` entries and is still kept, and how many came in all."""
-        new = min(self._count - count, len(self._kept))
-        return (list(self._kept)[-new:] if new > 0 else []), self._count
+        with self._adding:
+            new = min(self._count - count, len(self._kept))
+            return (list(self._kept)[-new:] if new > 0 else []), self._count
 
-    async def arrival(self) -> None:
+    async def arrival(self, count: int) -> None:
+        """Wait until more than the first `count` entries came."""
+        self._loop = asyncio.get_running_loop()
         self._arrived.clear()
-        await self._arrived.wait()
+        if self._count <= count:  # looked at last: whoever adds one from now on wakes us
+            await self._arrived.wait()
 
     def count_in(self, position: str) -> int:
         run, _, count = position.partition(":")
@@ -99,5 +115,4 @@ class RingReader:
             entries, self._seen = self._ring.after(self._seen)
             for entry in entries:
                 yield entry
-            if not self._ring.after(self._seen)[0]:
-                await self._ring.arrival()
+            await self._ring.arrival(self._seen)
