@@ -244,3 +244,18 @@ async def test_a_guard_that_was_killed_takes_its_program_along(tmp_path: Path) -
     ended, _ = await running
     assert (ended.is_known, ended.signal) == (False, signal.SIGKILL)
     await until(lambda: not alive(int((tmp_path / "leader").read_text())))
+
+
+@pytest.mark.parametrize("steps", range(1, 5))
+async def test_a_guard_that_ends_as_its_time_does_is_no_error(steps: int) -> None:
+    """The loop is held up so that it sees both at once, some steps after the guard's end was noticed."""
+    guarded = await asyncio.create_subprocess_exec("/bin/sleep", "300")
+    waiting = asyncio.create_task(programs._wait(guarded, 0.3))
+    await asyncio.sleep(0)
+    os.kill(guarded.pid, signal.SIGKILL)
+    time.sleep(0.2)  # noqa: ASYNC251  # the loop does nothing meanwhile
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    time.sleep(0.2)  # noqa: ASYNC251
+    await waiting
+    assert guarded.returncode == -signal.SIGKILL

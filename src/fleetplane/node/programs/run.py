@@ -182,5 +182,6 @@ async def _wait(guarded: asyncio.subprocess.Process, seconds: float) -> None:
         async with asyncio.timeout(seconds):
             await guarded.wait()
     except TimeoutError:
-        guarded.kill()
+        with suppress(ProcessLookupError):  # it ended at this very moment
+            guarded.kill()
         await guarded.wait()
