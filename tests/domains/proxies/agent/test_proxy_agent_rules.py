@@ -276,6 +276,30 @@ def test_the_outbox_keeps_what_was_not_acknowledged_and_tells_of_receipts() -> N
     assert outbox.receipts.empty()
 
 
+def test_the_receipt_of_an_outcome_is_not_taken_for_that_of_the_one_which_replaced_it() -> None:
+    outbox = ProxyOutbox()
+    first, second = (
+        pb.ConfigStatus(config_id="c", version=1, status=pb.FAILED, error_message=words)
+        for words in ("the disk is full", "rolled back")
+    )
+    receipt = receipt_of(first)
+    outbox.add(first)
+    outbox.sent(receipt, first)
+    outbox.add(second)
+    assert not outbox.acknowledged(receipt)
+    assert outbox.unsent() == [(receipt, second)]
+    outbox.sent(receipt, second)
+    assert outbox.acknowledged(receipt)
+    assert outbox.receipts.get_nowait() == second
+
+    outbox.add(first)
+    outbox.sent(receipt, first)
+    outbox.add(second)
+    outbox.new_stream()  # on which the first one never was
+    outbox.sent(receipt, second)
+    assert outbox.acknowledged(receipt)
+
+
 def test_nginxs_own_figures_are_read() -> None:
     text = (
         b"Active connections: 3 \nserver accepts handled requests\n 10 9 40 \n"
