@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 import grpc.aio
+import msgspec
 import structlog
 
 from fleetplane.domains.proxies.agent.commands import CommandHandler
@@ -272,7 +273,9 @@ class ProxyAgent:
             await self._clock.sleep(self._policy.drift_seconds)
             live = parts.applier.live
             drifted = live is not None and await asyncio.to_thread(parts.releases.drifted, live)
-            if drifted and not parts.observer.drifted and live is parts.applier.live:
+            if live is not parts.applier.live:
+                continue  # its files go with it; what is in service by now is looked at the next time
+            if drifted and not parts.observer.drifted:
                 parts.bulletin.event("config.drift", release=live.name if live is not None else "")
                 parts.wake.set()
             parts.observer.drifted = drifted
@@ -342,15 +345,19 @@ class ProxyAgent:
         while True:
             await self._clock.sleep(RENEWAL_CHECK_SECONDS)
             if self._enroller is not None and self._credential is not None:
-                self._credential = await self._enroller.ready(self._credential)
+                held = self._credential
+                renewed = await self._enroller.ready(held)
+                if renewed is not held:  # else whoever connects may have a newer one by now
+                    self._credential = renewed
 
     def _registered(self, credential: Credential) -> None:
-        """The server knows us now, and by which id."""
+        """The server knows us now, and by which id. A certificate that was renewed meanwhile is kept."""
         self.sessions += 1
         self._log.info("registered", agent=credential.agent_id)
-        if credential != self._credential:
-            self._file.store(credential)
-            self._credential = credential
+        held = msgspec.structs.replace(self._credential or credential, agent_id=credential.agent_id)
+        if held != self._credential:
+            self._file.store(held)
+            self._credential = held
 
 
 def to_wire(status: Status) -> pb.ConfigStatus:

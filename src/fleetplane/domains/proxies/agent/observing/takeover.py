@@ -164,13 +164,16 @@ class Takeover:
         expected = self._expected
         assert expected is not None
         self._arrived.set()
+        outcome = _failed(INTERRUPTED)
         try:
             outcome = await self._apply(update, report)
         except (OSError, FleetplaneError) as error:
-            is_begun = self.record.phase is Phase.TAKING_OVER
-            outcome = await self._return(str(error)) if is_begun else _failed(str(error))
-        if not expected.done():
-            expected.set_result(outcome)
+            outcome = _failed(str(error))
+            if self.record.phase is Phase.TAKING_OVER:
+                outcome = await self._return(str(error))
+        finally:  # also if the way back fails: whoever waits holds the lock that trying again needs
+            if not expected.done():
+                expected.set_result(outcome)
         return outcome
 
     async def _apply(self, update: pb.ConfigUpdate, report: Report) -> ApplyOutcome:

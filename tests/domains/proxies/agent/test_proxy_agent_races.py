@@ -1,0 +1,221 @@
+"""What happens to a proxy's agent while it waits for something else. Without an NGINX and a server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import grpc.aio
+import msgspec
+import pytest
+import structlog
+
+from fleetplane.domains.proxies.agent import agent as agents
+from fleetplane.domains.proxies.agent.agent import AgentPolicy, ProxyAgent
+from fleetplane.domains.proxies.agent.credential import Credential, CredentialFile
+from fleetplane.domains.proxies.agent.nginx.applier import ApplyOutcome
+from fleetplane.domains.proxies.agent.nginx.change_journal import State, Status
+from fleetplane.domains.proxies.agent.observing.takeover import Phase, Takeover
+from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+from fleetplane.kernel.clock import SystemClock
+from fleetplane.node.connection import Attempt
+
+OLD = Credential(agent_id="a", key_pem="key", certificate_pem="old")
+NEW = msgspec.structs.replace(OLD, certificate_pem="new")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def make(folder: Path, **parts: Any) -> ProxyAgent:
+    found = SimpleNamespace(wake=asyncio.Event(), **parts)
+    return ProxyAgent(
+        parts=cast("Any", found),
+        node=cast("Any", None),
+        credential=CredentialFile(folder / "credential"),
+        token="",
+        connect=lambda _: grpc.aio.insecure_channel("nobody"),
+        enroller=parts.get("enroller"),
+        clock=SystemClock(),
+        log=structlog.get_logger(),
+        policy=AgentPolicy(drift_seconds=0.0, repair_drift=True),
+    )
+
+
+# Drift.
+
+
+class Drifting:
+    """Files of a release that are looked at while another one takes its place, and are gone then."""
+
+    def __init__(self) -> None:
+        self.begun, self.go, self.looks = threading.Event(), threading.Event(), list[object]()
+
+    def drifted(self, live: object) -> bool:
+        self.looks.append(live)
+        if len(self.looks) > 1:
+            return False
+        self.begun.set()
+        assert self.go.wait(60)
+        return True
+
+
+class Judged:
+    def __init__(self) -> None:
+        self.said: list[bool] = []
+
+    @property
+    def drifted(self) -> bool:
+        return bool(self.said) and self.said[-1]
+
+    @drifted.setter
+    def drifted(self, value: bool) -> None:
+        self.said.append(value)
+
+
+async def test_a_release_that_is_replaced_while_it_is_looked_at_has_not_drifted(tmp_path: Path) -> None:
+    repaired = list[object]()
+
+    async def repair() -> ApplyOutcome:
+        repaired.append(applier.live)
+        return ApplyOutcome(state=State.SUCCESS)
+
+    applier = SimpleNamespace(live=SimpleNamespace(name="1-1"), repair=repair)
+    files, observer, told = Drifting(), Judged(), list[str]()
+    bulletin = SimpleNamespace(event=lambda name, **_: told.append(name))
+    agent = make(tmp_path, applier=applier, releases=files, observer=observer, bulletin=bulletin)
+    watching = asyncio.create_task(agent._watch_drift())
+    try:
+        await until(files.begun.is_set)
+        applier.live = SimpleNamespace(name="2-2")
+        files.go.set()
+        await until(lambda: len(files.looks) > 2)
+    finally:
+        watching.cancel()
+    assert (any(observer.said), told, repaired) == (False, [], [])
+
+
+# Credentials.
+
+
+class Enroller:
+    """Answers when it is told to, with what it is told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.answer = list[Credential](), asyncio.Future[Credential]()
+
+    async def ready(self, credential: Credential, *, doubted: bool = False) -> Credential:
+        self.asked.append(credential)
+        return await asyncio.shield(self.answer)
+
+
+class HeldSession:
+    """Registers when it is told to."""
+
+    go: asyncio.Event
+
+    def __init__(
+        self, _channel: object, _node: object, shown: Credential, *, registered: Callable[[Credential], None]
+    ) -> None:
+        self._shown, self._registered = shown, registered
+
+    async def run(self) -> None:
+        await self.go.wait()
+        self._registered(self._shown)
+
+
+async def test_a_certificate_that_is_renewed_while_the_old_one_registers_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    HeldSession.go = asyncio.Event()
+    monkeypatch.setattr(agents, "Session", HeldSession)
+    agent = make(tmp_path)
+    agent._credential = agent._shown = OLD
+    serving = asyncio.create_task(agent._serve(Attempt(SystemClock())))
+    await asyncio.sleep(0)  # the session has begun, with the old one
+    agent._file.store(NEW)
+    agent._credential = NEW
+    HeldSession.go.set()
+    await serving
+    assert agent._credential == agent._file.load("") == NEW
+
+
+async def test_a_renewal_that_brought_nothing_does_not_undo_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "RENEWAL_CHECK_SECONDS", 0.0)
+    enroller = Enroller()
+    agent = make(tmp_path, enroller=enroller)
+    agent._credential = OLD
+    renewing = asyncio.create_task(agent._renew_in_time())
+    await until(lambda: enroller.asked)
+    agent._credential = NEW  # by whoever connected meanwhile
+    enroller.answer.set_result(OLD)
+    await until(lambda: len(enroller.asked) > 1)
+    renewing.cancel()
+    assert enroller.asked[:2] == [OLD, NEW]
+
+
+# Taking over.
+
+
+class FullDisk:
+    """An applier that can write nothing until it is told so."""
+
+    def __init__(self) -> None:
+        self.held, self.full = "", True
+
+    async def try_out(self, _update: pb.ConfigUpdate) -> str:
+        return ""
+
+    async def apply(self, _update: pb.ConfigUpdate, _report: object) -> ApplyOutcome:
+        raise OSError(28, "No space left on device")
+
+    async def stand_down(self, why: str, *, within_seconds: float) -> bool:
+        self.held = why
+        return within_seconds > 0
+
+    async def forget_all(self) -> None:
+        if self.full:
+            raise OSError(28, "No space left on device")
+
+
+class NobodyServes:
+    async def look(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            configuration=SimpleNamespace(digest="d"), origin=None, pid_file=Path("/nowhere")
+        )
+
+
+async def test_a_take_over_whose_way_back_fails_ends_and_is_gone_back_from_later(tmp_path: Path) -> None:
+    applier = FullDisk()
+    hands = Takeover(
+        applier=cast("Any", applier),
+        observed=cast("Any", NobodyServes()),
+        path=tmp_path / "takeover",
+        clock=SystemClock(),
+        log=structlog.get_logger(),
+    )
+
+    async def told(status: Status) -> None:
+        raise AssertionError(status)
+
+    ordered = asyncio.create_task(hands.take_over(3, "d"))
+    await until(lambda: hands.expects)
+    with pytest.raises(OSError, match="No space left"):
+        await hands.apply(pb.ConfigUpdate(version=3), told)
+    async with asyncio.timeout(60):
+        outcome = await ordered
+    assert (outcome.state, "No space left" in outcome.error) == (State.FAILED, True)
+    assert (hands.expects, hands.record.phase) == (False, Phase.TAKING_OVER)
+    applier.full = False
+    async with asyncio.timeout(60):
+        await hands.recover()
+    assert hands.record.phase is Phase.OBSERVING
