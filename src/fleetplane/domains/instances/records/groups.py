@@ -7,6 +7,7 @@ and as what, is computed from document and overrides, and computed anew only whe
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -107,6 +108,7 @@ class Groups:
         self._admit: Callable[[Configuration], None] = lambda _configuration: None
         self._trust = trust
         self._loaded: Loaded | None = None
+        self._refreshing = asyncio.Lock()  # guards: what was read earlier never replaces what was read later
         self._views: tuple[tuple[str, int, str], Mapping[GroupKey, GroupView]] | None = None
         self._unresolved: dict[GroupKey, str] = {}
         self._listeners: list[Callable[[set[GroupKey]], None]] = []
@@ -155,6 +157,10 @@ class Groups:
 
     async def refresh(self) -> Refreshed:
         """Read the document again and put it in force if it is good."""
+        async with self._refreshing:
+            return await self._refresh()
+
+    async def _refresh(self) -> Refreshed:
         before = self._loaded
         found = await self._read()
         if before is not None and found.etag == before.etag:
