@@ -245,7 +245,9 @@ async def streams_rig(
     clock: Clock | None = None,
     options: StreamOptions | None = None,
     attention: Attention | None = None,
+    runs: bool = True,
 ) -> AsyncIterator[Rig]:
+    """Without `runs` the listener is open and the controllers are for the test to run, as a server starts."""
     clock = clock or SystemClock()
     async with opened_tokens(folder, clock) as (store, tokens, key):
         revocations = Revocations(store, clock)
@@ -264,7 +266,7 @@ async def streams_rig(
         app = _app(side, clock)
         spec = ListenerSpec(name=LISTENER, addresses=("127.0.0.1:0",), app=app)
         async with open_listener(spec, grace_seconds=2) as listener, asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(side.run())
+            running = tasks.create_task(side.run()) if runs else None
             async with AsyncExitStack() as channels:
                 yield Rig(
                     store=store,
@@ -279,7 +281,8 @@ async def streams_rig(
                 )
                 side.drain()
                 await app.drain(2)
-            running.cancel()
+            if running is not None:
+                running.cancel()
 
 
 def _app(side: StreamSide, clock: Clock) -> GrpcApp:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from pathlib import Path
@@ -47,6 +48,24 @@ async def test_a_configuration_is_pushed_at_the_start_and_at_every_change(tmp_pa
         await rig.layers.put(Place(), {"all": 0}, actor=BOSS)
         assert json.loads((await daemon.next("push_config")).config_delta)["all"] == 0
         daemon.leave()
+
+
+async def test_what_is_set_while_the_server_starts_reaches_those_who_are_there_already(
+    tmp_path: Path,
+) -> None:
+    async with streams_rig(tmp_path, runs=False) as rig, asyncio.TaskGroup() as tasks:
+        daemon, other = await rig.daemon(), await rig.daemon()
+        await daemon.open()
+        await other.open()
+        await until(lambda: len(list(rig.side.presences)) == 2)
+        await rig.nodes.set_desired("acme", other.node_id, Desired.DRAINING, actor=BOSS)
+        await rig.layers.put(ACME, {"level": 1}, actor=BOSS)
+        running = tasks.create_task(rig.side.run())
+        await other.next("drain")
+        assert json.loads((await daemon.next("push_config")).config_delta) == {"level": 1}
+        running.cancel()
+        daemon.leave()
+        other.leave()
 
 
 async def test_what_was_acknowledged_is_not_pushed_again(tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ class EdgeController:
 
     async def _follow_records(self) -> None:
         async with self._store.watch(EDGE_NODE) as watch:
+            await self._look_at(lambda _live: True)  # who came, and what was written, before we listened
             async for batch in watch:
                 for event in batch.events:
                     live = self._presences.get(event.resource.name)
@@ -157,6 +158,7 @@ class EdgeController:
     async def _follow_layers(self, kind: AnyKind) -> None:
         """A layer was written, or a rollout wants daemons at another version of theirs."""
         async with self._store.watch(kind) as watch:
+            await self._look_at(lambda _live: True)
             async for batch in watch:
                 scopes = {event.resource.scope for event in batch.events}
                 everyone = "" in scopes
