@@ -205,6 +205,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             ops.trouble = lambda: "the disk is full" if space.is_full else ""
             tasks.append(controllers.create_task(space.run(), name="space"))
             tasks.append(controllers.create_task(presenting.run(), name="presenting"))
+            tasks.append(controllers.create_task(revocations.run(), name="revocations"))
             tasks.append(controllers.create_task(keep_to_rights(apps.values(), clock), name="rights"))
             await health.serving()
             ops.readiness = Readiness.READY
