@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import fleetplane
-from fleetplane.node.tasks import beside, finish, in_thread, unless
+from fleetplane.kernel.unbroken import finish
+from fleetplane.node.tasks import beside, in_thread, unless
 
 PACKAGE = Path(fleetplane.__file__).parent
 

@@ -7,19 +7,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
+from fleetplane.kernel.unbroken import finish
+
 T = TypeVar("T")
-
-
-async def finish(work: Coroutine[None, None, T]) -> T:
-    """Run the work to its end, also when cancelled meanwhile; only then is the cancellation passed on."""
-    running = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        if not running.cancelled():
-            running.exception()  # retrieved, so that it is not reported as lost
-        raise
 
 
 async def in_thread(work: Callable[[], T]) -> T:

@@ -262,6 +262,22 @@ async def test_a_new_token_revokes_the_certificate_and_ends_its_stream(rig: Rig)
     assert (await machine(rig).enrol(renewed.token)).agent_id == enrolled.agent.name
 
 
+async def test_its_stream_ends_also_if_whoever_made_the_new_token_left(rig: Rig) -> None:
+    enrolled = await rig.enrol("web-01")
+    mine = machine(rig)
+    await mine.enrol(enrolled.token)
+    agent = await mine.agent()
+    await agent.open()
+    identity = enrolled.agent.name
+    reissuing = asyncio.create_task(rig.agents.reissue(rig.scope, identity, hours=1, actor=BOSS))
+    async with asyncio.timeout(60):
+        while not rig.store.pending(AGENT_TOKEN.key(rig.scope, identity)):
+            await asyncio.sleep(0)
+    assert reissuing.cancel()
+    assert await agent.ended() is grpc.StatusCode.UNAUTHENTICATED
+    assert not (await (await mine.agent()).open()).success
+
+
 async def test_a_revoked_agent_is_cut_off_and_gets_no_certificate(rig: Rig) -> None:
     enrolled = await rig.enrol("web-01")
     mine = machine(rig)

@@ -42,6 +42,7 @@ from fleetplane.kernel.identity.roots import (
 )
 from fleetplane.kernel.identity.succession import Phase, Succession
 from fleetplane.kernel.store import Store
+from fleetplane.kernel.unbroken import finish
 
 SERVER_LIFE = timedelta(days=397)  # the longest that browsers accept
 ACTOR = "system/identity"
@@ -276,6 +277,9 @@ class Authority:
             await self._take(retired, actor=actor, action=f"identity.retire-{self._purpose.secret}")
 
     async def _take(self, succession: Succession, *, actor: str, action: str) -> None:
+        await finish(self._step(succession, actor=actor, action=action))
+
+    async def _step(self, succession: Succession, *, actor: str, action: str) -> None:
         await self._keep(succession, actor=actor, action=action)
         self._use(succession)
         for subscriber in tuple(self._subscribers):

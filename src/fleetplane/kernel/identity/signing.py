@@ -24,6 +24,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import IntegrityError, InvalidArgument, ResourceExhausted, Unauthenticated
 from fleetplane.kernel.identity.master_key import MasterKey
 from fleetplane.kernel.store import Store
+from fleetplane.kernel.unbroken import finish
 
 LEEWAY_SECONDS = 5.0
 """How far another server's clock may be from ours before its tokens look expired or premature."""
@@ -232,9 +233,12 @@ class SigningKeys:
                     f"there are {KEYS_LIMIT} keys for {self._purpose} whose tokens may still be in use",
                     hint="wait until the oldest has been retired for as long as its tokens live",
                 )
-            await _keep(self._store, self._master, self._purpose, records, actor=actor)
-            self._use(records)
+            await finish(self._take(records, actor=actor))
             return made.kid
+
+    async def _take(self, records: tuple[KeyRecord, ...], *, actor: str) -> None:
+        await _keep(self._store, self._master, self._purpose, records, actor=actor)
+        self._use(records)
 
     def _retired(self) -> Iterator[KeyRecord]:
         now_ns = self._clock.now_ns()

@@ -19,6 +19,7 @@ from fleetplane.kernel.errors import AlreadyExists, InvalidArgument, Unauthentic
 from fleetplane.kernel.identity.ended_places import ENDED_PLACE, has_ended
 from fleetplane.kernel.identity.master_key import MasterKey
 from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.unbroken import finish
 
 PREFIX = "fp_"
 TOKEN_BYTES = 32
@@ -54,6 +55,8 @@ class Tokens:
         self._master = master
         self._clock = clock
         self._by_digest: dict[bytes, TokenRecord] = {}
+        self._coming: set[str] = set()
+        """Names of tokens that are being written."""
         self._is_stale = False
         store.keep_fresh(self)
 
@@ -98,11 +101,18 @@ class Tokens:
     ) -> str:
         """A new token. This is the only time it can be read; `prefix` tells scanners whose it is."""
         minted = self.mint(name, roles=roles, scope=scope, prefix=prefix, life_seconds=life_seconds)
+        self._coming.add(name)
+        try:
+            await finish(self._keep(minted, actor=actor))
+        finally:
+            self._coming.discard(name)
+        return minted.token
+
+    async def _keep(self, minted: Minted, *, actor: str) -> None:
         await self._store.transact(
             lambda draft: self.put(draft, minted), actor=actor, action="secret.put", touches=()
         )
         self.admit(minted)
-        return minted.token
 
     # The same in three steps, for whoever has more to write in the same transaction.
 
@@ -117,7 +127,7 @@ class Tokens:
     ) -> Minted:
         if not name or len(name) > NAME_LIMIT:
             raise InvalidArgument(f"name must have 1 to {NAME_LIMIT} characters", field="name")
-        if any(record.name == name for record in self._by_digest.values()):
+        if name in self._coming or any(record.name == name for record in self._by_digest.values()):
             raise AlreadyExists(f"there is a token named {name!r} already", field="name")
         token = prefix + base64.urlsafe_b64encode(self._clock.token_bytes(TOKEN_BYTES)).rstrip(b"=").decode()
         now_ns = self._clock.now_ns()
@@ -143,9 +153,12 @@ class Tokens:
         record = next((record for record in self._by_digest.values() if record.name == name), None)
         if record is None:
             return False
-        await self._store.delete_secret(_SECRETS + name, actor=actor)
-        del self._by_digest[record.digest]
+        await finish(self._delete(record, actor=actor))
         return True
+
+    async def _delete(self, record: TokenRecord, *, actor: str) -> None:
+        await self._store.delete_secret(_SECRETS + record.name, actor=actor)
+        self._by_digest.pop(record.digest, None)  # another may have revoked it at the same time
 
     def authenticate(self, token: str) -> Principal:
         """The token's principal. Looked up by hash, so no timing tells how near a guess came."""

@@ -30,9 +30,10 @@ from fleetplane.kernel.errors import (
 )
 from fleetplane.kernel.release import documents
 from fleetplane.kernel.release.documents import FileEntry, Manifest, Order
+from fleetplane.kernel.unbroken import finish
 from fleetplane.node.link import words
 from fleetplane.node.short_lived import call_elsewhere
-from fleetplane.node.tasks import finish, in_thread
+from fleetplane.node.tasks import in_thread
 from fleetplane.node.upgrade import installing, launcher
 from fleetplane.node.upgrade.folder import Failure, ReleaseFolder, version_of
 from fleetplane.node.upgrade.following import Metadata

@@ -47,6 +47,7 @@ from fleetplane.fleet import selectors
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.unbroken import finish
 from fleetplane.kernel.values.ids import new_uuid
 from fleetplane.web.rest.problems import Code, Problem
 
@@ -132,13 +133,15 @@ class Agents:
             machines.clear_alert(draft, agent)
             return Enrolment(agent=agent, token=token, expires_at_ns=expires)
 
-        async with self._workspaces.editing(scope):
-            found = self.get(scope, identity)
+        async def written(found: Agent) -> Enrolment:
             done = await self._store.transact(
                 change, actor=actor, action="agent.reissue_token", touches=machines.touches(found)
             )
-        self._presence.disconnect(identity, reason=REVOKED)
-        return done.value
+            self._presence.disconnect(identity, reason=REVOKED)
+            return done.value
+
+        async with self._workspaces.editing(scope):
+            return await finish(written(self.get(scope, identity)))
 
     def _new_token(self, agent: str) -> str:
         secret = base64.urlsafe_b64encode(self._clock.token_bytes(_SECRET_BYTES)).rstrip(b"=").decode()

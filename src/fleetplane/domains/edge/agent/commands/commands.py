@@ -31,7 +31,8 @@ from fleetplane.domains.edge.agent.tools.contract import (
 )
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import Clock
-from fleetplane.node.tasks import finish, in_thread
+from fleetplane.kernel.unbroken import finish
+from fleetplane.node.tasks import in_thread
 
 HELD_LIMIT: Final = 256
 """Commands that run or wait for their turn; a server sends few more at once than may run."""
