@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
+import pytest
 from support.shared.commandkit import SCOPE, FakeCourier, ledger
 
-from fleetplane.kernel.commands import Command, Commands, State, state_of
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Command, Commands, State, state_of
 from fleetplane.kernel.store import Store
 from fleetplane.sim.clock import VirtualClock
 
@@ -88,3 +91,37 @@ async def test_one_that_cannot_stop_keeps_what_it_got_while_that_was_cancelled(t
         assert outcome(commands, command) is State.SENT
         assert await commands.answered("deaf", command.name, ok=True)
         assert outcome(commands, command) is State.OK
+
+
+async def left_alone(store: Store, asked: Coroutine[Any, Any, Any]) -> None:
+    """Ask for something, and leave while it is being written."""
+    asking = asyncio.create_task(asked)
+    async with asyncio.timeout(60):
+        while not store.statistics().queued:
+            await asyncio.sleep(0)
+        while store.statistics().queued:
+            await asyncio.sleep(0)
+        assert asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await store.settled(COMMAND_TARGET)
+
+
+async def test_what_is_written_down_as_sent_is_sent_although_its_issuer_left(tmp_path: Path) -> None:
+    courier = FakeCourier()
+    courier.here = {"a"}
+    async with ledger(tmp_path, VirtualClock(), courier) as (store, commands):
+        await left_alone(store, commands.issue(SCOPE, "go", ["a"], actor="boss"))
+        (command,) = store.list(COMMAND)
+        assert outcome(commands, command) is State.SENT
+        assert courier.delivered == [("a", "go", command.name)]
+
+
+async def test_a_target_is_told_of_a_cancellation_although_its_author_left(tmp_path: Path) -> None:
+    courier = FakeCourier()
+    courier.here = {"a"}
+    async with ledger(tmp_path, VirtualClock(), courier) as (store, commands):
+        command = await commands.issue(SCOPE, "go", ["a"], actor="boss")
+        await left_alone(store, commands.cancel(SCOPE, command.name, actor="boss", reason="enough"))
+        assert outcome(commands, command) is State.CANCELLED
+        assert courier.recalled == [("a", command.name, "enough")]

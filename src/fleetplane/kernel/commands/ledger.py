@@ -34,6 +34,7 @@ from fleetplane.kernel.commands.steps import Move
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.unbroken import finish
 from fleetplane.kernel.values.times import NS
 
 ID_BYTES = 16
@@ -147,13 +148,18 @@ class Commands:
 
         touches = [COMMAND.key(scope, command), *(COMMAND_TARGET.key(below, name) for name in targets)]
         touches += beside.touches(command) if beside is not None else ()
-        done = await self._store.transact(change, actor=actor, action=f"command.{verb}", touches=touches)
-        issued, made = done.value
-        for target in made:
-            self._index.note(target)
-        await self._deliver(target.key for target in made if state_of(target) is State.SENT)
-        await self._look_again(target.key for target in made if state_of(target) is State.WAITING)
-        return issued
+
+        async def written_and_sent() -> Command:
+            done = await self._store.transact(change, actor=actor, action=f"command.{verb}", touches=touches)
+            issued, made = done.value
+            for target in made:
+                self._index.note(target)
+            await self._deliver(target.key for target in made if state_of(target) is State.SENT)
+            await self._look_again(target.key for target in made if state_of(target) is State.WAITING)
+            return issued
+
+        # Else what is written down as sent would be sent to nobody if the issuer left meanwhile.
+        return await finish(written_and_sent())
 
     def _first_state(self, target: str, *, wait: bool) -> State:
         if self._courier.is_present(target):
@@ -297,7 +303,8 @@ class Commands:
             for one in self._store.list(COMMAND_TARGET, targets_scope(scope, command))
             if is_open(one) and (targets is None or one.name in targets)
         ]
-        await self._end(doomed, Step.CANCEL, reason, actor=actor)
+        # Whoever has it is told, also if the one who cancels leaves meanwhile.
+        await finish(self._end(doomed, Step.CANCEL, reason, actor=actor))
         return self._command(scope, command)
 
     async def _end(self, keys: Iterable[Key], step: Step, detail: str, *, actor: str = "") -> None:
