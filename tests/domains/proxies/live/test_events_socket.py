@@ -15,6 +15,7 @@ from support.proxies.events_rig import EventsRig, Listener, events_rig
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from fleetplane.domains.proxies.kinds.records import VIRTUAL_HOST, VirtualHostSpec
+from fleetplane.domains.proxies.live.events import ProxyEvent
 from fleetplane.domains.proxies.live.socket import EventSocket
 from fleetplane.domains.proxies.live.subscriptions import EventLimits
 from fleetplane.fleet.feeds.ring import WHOLE
@@ -415,8 +416,14 @@ async def test_resuming_after_any_event_loses_nothing_and_repeats_nothing(
         await agent.open()
         await agent.health(running=False)
         await rig.fleet.host("one.example")
-        await rig.caught_up()
-        whole = [told async for told in rig.feed.history((start, WHOLE), rig.feed.revision)]
+        whole: list[ProxyEvent] = []
+        async with asyncio.timeout(60):
+            while not all(
+                any(what in told.text for told in whole) for what in ("config.started", "degraded")
+            ):
+                await asyncio.sleep(0.005)
+                await rig.caught_up()  # what is sent to an agent, and what it is, are told by themselves
+                whole = [told async for told in rig.feed.history((start, WHOLE), rig.feed.revision)]
         assert any(one.part for one in whole), "no change here means several events"
         for place, one in enumerate(whole[:-1], 1):
             again = await rig.listen(token)
