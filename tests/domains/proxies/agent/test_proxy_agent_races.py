@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ import structlog
 from fleetplane.domains.proxies.agent import agent as agents
 from fleetplane.domains.proxies.agent.agent import AgentPolicy, ProxyAgent
 from fleetplane.domains.proxies.agent.credential import Credential, CredentialFile
-from fleetplane.domains.proxies.agent.nginx.applier import ApplyOutcome
+from fleetplane.domains.proxies.agent.nginx.applier import Applier, ApplyOutcome
 from fleetplane.domains.proxies.agent.nginx.change_journal import State, Status
 from fleetplane.domains.proxies.agent.observing.takeover import Phase, Takeover
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
@@ -100,6 +101,34 @@ async def test_a_release_that_is_replaced_while_it_is_looked_at_has_not_drifted(
     finally:
         watching.cancel()
     assert (any(observer.said), told, repaired) == (False, [], [])
+
+
+# Rotation.
+
+
+async def test_an_agent_that_ends_while_it_rotates_a_log_has_nginx_reopen_it(tmp_path: Path) -> None:
+    signals, begun, go = list[signal.Signals](), threading.Event(), threading.Event()
+    site = SimpleNamespace(paths=SimpleNamespace(journal=tmp_path / "journal"))
+    applier = Applier(
+        nginx=cast("Any", SimpleNamespace(site=site, signal=signals.append)),
+        releases=cast("Any", None),
+        clock=SystemClock(),
+        log=structlog.get_logger(),
+        managed=True,
+    )
+
+    def rename() -> None:
+        begun.set()
+        assert go.wait(60)
+        (tmp_path / "renamed").touch()
+
+    rotating = asyncio.create_task(applier.reopen_logs(rename))
+    await until(begun.is_set)
+    rotating.cancel()
+    asyncio.get_running_loop().call_soon(go.set)
+    with pytest.raises(asyncio.CancelledError):
+        await rotating
+    assert ((tmp_path / "renamed").exists(), signals) == (True, [signal.SIGUSR1])
 
 
 # Credentials.

@@ -34,6 +34,7 @@ from fleetplane.domains.proxies.nginx.rendering import RENDERING, render
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition
+from fleetplane.node.tasks import in_thread
 
 LEAST_GAP_SECONDS: Final = 1.0
 """Between two reloads: each leaves workers behind that drain their connections."""
@@ -504,8 +505,10 @@ class Applier:
     async def reopen_logs(self, rename: Callable[[], None]) -> None:
         """Rotate: not in the middle of a change, which reads the log to learn how it went."""
         async with self._lock:
-            await asyncio.to_thread(rename)
-            self._nginx.signal(signal.SIGUSR1)
+            try:
+                await in_thread(rename)
+            finally:  # an agent that ends here would leave NGINX writing into a file that is removed later
+                self._nginx.signal(signal.SIGUSR1)
 
     def _seen(self, verdict: Verdict) -> ApplyOutcome:
         self._judge(verdict)
