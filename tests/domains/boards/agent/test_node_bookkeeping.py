@@ -6,7 +6,8 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -14,13 +15,17 @@ import structlog
 from fleetplane.domains.boards.agent import audit as audit_trail
 from fleetplane.domains.boards.agent import health
 from fleetplane.domains.boards.agent.audit import AuditTrail
-from fleetplane.domains.boards.agent.grpc import once
+from fleetplane.domains.boards.agent.gpio.errors import HardwareSilent
+from fleetplane.domains.boards.agent.grpc import once, revoked_callers
 from fleetplane.domains.boards.agent.grpc.once import Once
+from fleetplane.domains.boards.agent.grpc.revoked_callers import RevokedCallers
 from fleetplane.domains.boards.agent.health import Facts, Status, assess
+from fleetplane.domains.boards.agent.membership import IdentityFolder
 from fleetplane.domains.boards.agent.metrics.values import Power, Reserve, Snapshot, Storage, Zone
+from fleetplane.domains.boards.agent.reporter import Reporter
 from fleetplane.domains.boards.agent.wire.messages import uptime
 from fleetplane.kernel.clock import SystemClock
-from fleetplane.kernel.errors import Conflict, InvalidArgument, PermissionDenied, Unavailable
+from fleetplane.kernel.errors import Conflict, InvalidArgument, PermissionDenied, Unauthenticated, Unavailable
 from fleetplane.node.host.values import Disk
 
 NOW = 1_000_000.0
@@ -249,3 +254,65 @@ async def test_what_is_remembered_is_bounded_by_number_size_and_time() -> None:
     await acts.do("me", "19", b"", act)
     assert calls == 21
     assert len(acts._acts) == 1
+
+
+# While something else is under way.
+
+
+async def test_pins_are_made_safe_later_if_the_hardware_is_silent_when_the_server_is_lost() -> None:
+    class SilentOnce:
+        calls = 0
+
+        async def control_lost(self) -> None:
+            self.calls += 1
+            if self.calls == 1:
+                raise HardwareSilent("gpio did not answer within 5 s")
+
+    pins = SilentOnce()
+    reporter = Reporter(
+        node=cast("Any", SimpleNamespace(clock=SystemClock(), pins=pins)),
+        loss_after_seconds=0.0,
+        log=structlog.get_logger(),
+        **dict.fromkeys(
+            (
+                "folder",
+                "membership",
+                "describe",
+                "identity_changed",
+                "revocations_came",
+                "revocation_list",
+                "keeper",
+            ),
+            cast("Any", None),
+        ),
+    )
+    watching = asyncio.create_task(reporter._watch())
+    async with asyncio.timeout(60):
+        while pins.calls < 2:
+            await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    watching.cancel()
+    assert pins.calls == 2, "and once only where it was heard"
+
+
+def test_a_list_of_revocations_is_told_to_hold_only_once_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+
+    class Found:
+        number, complete, principals = 7, True, ()
+
+        @property
+        def serials(self) -> tuple[str, ...]:
+            told.append(revoked.number)  # as the loop would report it now
+            return ("ab",)
+
+    revoked = RevokedCallers(IdentityFolder(tmp_path), structlog.get_logger())
+    monkeypatch.setattr(RevokedCallers, "_authorities", lambda _: [])
+    monkeypatch.setattr(revoked_callers, "opened", lambda *_: Found())
+    assert revoked.take(b"list")
+    assert (told, revoked.number) == ([0], 7)
+    with pytest.raises(Unauthenticated):
+        revoked.check(principal="operator/ann", serial="ab", is_server=False)

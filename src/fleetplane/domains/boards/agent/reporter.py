@@ -21,6 +21,7 @@ import structlog
 
 from fleetplane.domains.boards.agent import trust as link
 from fleetplane.domains.boards.agent.desired.keeper import DesiredKeeper
+from fleetplane.domains.boards.agent.gpio.errors import HardwareFault
 from fleetplane.domains.boards.agent.health import Status
 from fleetplane.domains.boards.agent.membership import IdentityFolder, Membership
 from fleetplane.domains.boards.agent.registration import Registrar, Self
@@ -79,6 +80,8 @@ class Reporter:
     _sequence: int = 0
     _heard_at: float = field(init=False)
     _lost: bool = False
+    _unsafe: bool = False
+    """The server is lost, and pins are still to be made safe for that."""
     _renewed_at: float | None = None
     _attempt: Attempt | None = None
     _registered: bool = False
@@ -153,10 +156,12 @@ class Reporter:
                 await self.node.clock.sleep(self.loss_after_seconds - silent)
                 continue
             if not self._lost:
-                self._lost = True
+                self._lost = self._unsafe = True
                 self.log.warning("server.lost", seconds=round(silent), waiting=len(self.outbox))
-                with contextlib.suppress(FleetplaneError):  # what failed of it is in the audit log
+            if self._unsafe:
+                with contextlib.suppress(HardwareFault):  # silent or overloaded: tried again below
                     await self.node.pins.control_lost()
+                    self._unsafe = False
             await self.node.clock.sleep(min(1.0, self.loss_after_seconds))
 
     def _heard(self) -> None:
@@ -164,7 +169,7 @@ class Reporter:
             self._attempt.established()
         self._heard_at = self.node.clock.monotonic()
         if self._lost:
-            self._lost = False
+            self._lost = self._unsafe = False
             self.log.info("server.found", waiting=len(self.outbox))
             self.keeper.drive_again()  # what was made safe meanwhile
 

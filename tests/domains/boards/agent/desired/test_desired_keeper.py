@@ -197,6 +197,21 @@ async def test_pins_to_be_driven_again_are_released_if_they_are_not_wanted_by_th
         assert [copper.wires[pin].consumer for pin in (17, 18)] == [None, None]
 
 
+async def test_a_pin_that_was_driven_too_late_to_be_told_is_released_with_the_others(tmp_path: Path) -> None:
+    copper = SlowCopper()
+    async with keeping(tmp_path, copper) as keeper:
+        keeper._pins._thread._call_seconds = 0.1
+        copper.hold(17)
+        await keeper.take(wanted("1", pins=(17,)))
+        await until(lambda: "did not answer" in keeper.applied().error)
+        keeper._pins._thread._call_seconds = 60.0
+        copper.go.set()
+        await until(lambda: copper.wires[17].consumer)
+        await keeper.take(wanted("2", ("/usr/bin/sleep", "1001")))
+        await until(lambda: has(keeper, "2"))
+        assert copper.wires[17].consumer is None
+
+
 async def test_a_program_that_ends_is_told_with_its_last_words_and_started_again(tmp_path: Path) -> None:
     async with keeping(tmp_path, SimulatedBoard()) as keeper:
         told: list[str] = []

@@ -20,6 +20,7 @@ from fleetplane.domains.boards.agent.desired import document
 from fleetplane.domains.boards.agent.desired.document import Desired, KeptJob
 from fleetplane.domains.boards.agent.desired.supervision import SupervisedProgram
 from fleetplane.domains.boards.agent.gpio.chip import Direction
+from fleetplane.domains.boards.agent.gpio.errors import HardwareSilent
 from fleetplane.domains.boards.agent.membership import IdentityFolder
 from fleetplane.domains.boards.agent.pins import rules as pin_rules
 from fleetplane.domains.boards.agent.pins.pins import Pins
@@ -224,6 +225,8 @@ class DesiredKeeper:
                 # It may have been made safe since, if somebody has asked for it to be driven again.
                 self._driven[pin] = level if before is self._driven else None
             except FleetplaneError as error:
+                if isinstance(error, HardwareSilent):  # it may be driven yet, and is ours to release then
+                    self._driven[pin] = None
                 self._not_driven(pin, error)
 
     def _not_driven(self, pin: int, error: FleetplaneError) -> None:

@@ -71,9 +71,9 @@ class RevokedCallers:
         return True
 
     def _use(self, found: RevocationList) -> None:
-        self.number = found.number
         self._serials, self._principals = frozenset(found.serials), frozenset(found.principals)
         self._closed = not found.complete
+        self.number = found.number  # last: the loop reports it as the list that holds, from another thread
 
     def _distrust(self, reason: str) -> None:
         self._closed = True
