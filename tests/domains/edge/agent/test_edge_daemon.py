@@ -103,6 +103,37 @@ async def test_commands_run_side_by_side_up_to_a_bound(
     assert (len(found), max(found)) == (6, 3), "never more than three at once"
 
 
+@pytest.mark.parametrize("how", ["pushed", "reloaded"])
+async def test_commands_that_wait_begin_as_soon_as_more_may_run(
+    server: EdgeServerDouble, state: StateFolder, tmp_path: Path, how: str
+) -> None:
+    script = f"echo >> {tmp_path}/begun; until [ -e {tmp_path}/go ]; do sleep 0.05; done"
+
+    def begun() -> int:
+        path = tmp_path / "begun"
+        return path.read_text().count("\n") if path.exists() else 0
+
+    def allow(count: int) -> None:
+        if how == "reloaded":
+            configure(state, edge_section(max_concurrent_commands=count))
+            made.daemon.reload()
+            return
+        delta = f"spec: {{cluster: {{edge: {{max_concurrent_commands: {count}}}}}}}".encode()
+        server.send(pb.EdgeCommand(push_config=pb.PushConfig(config_delta=delta, version=f"v{count}")))
+
+    async with running(state) as made:
+        await until(lambda: server.hellos)
+        allow(1)
+        await until(lambda: made.node.configuration.current.edge.max_concurrent_commands == 1)
+        command = {"command": "sh", "args": ["-c", script]}
+        ids = [server.invoke("cmd.run", command, seconds=600.0) for _ in range(2)]
+        await until(lambda: made.node.work.active == 2 and begun() == 1)
+        allow(2)
+        await until(lambda: begun() == 2)
+        (tmp_path / "go").touch()
+        await until(lambda: all(server.result(one) is not None for one in ids))
+
+
 async def test_cancel_ends_the_whole_process_group(
     server: EdgeServerDouble, state: StateFolder, tmp_path: Path
 ) -> None:

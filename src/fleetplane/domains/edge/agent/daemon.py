@@ -86,6 +86,7 @@ class Daemon:
             self._node.log.error("config_not_reloaded", error=error.message)
         else:
             self._node.log.info("config_reloaded")
+            self._node.work.look_again()
             self._node.look_again.set()
 
     # The server.

@@ -228,6 +228,7 @@ class Session:
             await self._status(push.version, "config-refused", why)
             return
         node.log.info("config_applied", version=push.version[:64])
+        node.work.look_again()
         await self._status(push.version, "config-applied", push.version)
         await self._tell_capabilities()
         self._beat_now.set()  # the interval may be another

@@ -144,6 +144,10 @@ class Work:
             words = "there is no such command on this machine"
             self._answer(command_id[:ID_LIMIT], Outcome(state=State.CANCELLED, message=words))
 
+    def look_again(self) -> None:
+        """What commands find here has changed: more of those that wait may run now."""
+        self._turns.set()
+
     async def drained(self) -> None:
         """Until nothing is held any more."""
         await self._idle.wait()
