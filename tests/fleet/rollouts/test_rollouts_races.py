@@ -21,7 +21,7 @@ from fleetplane.kernel.rollout.states import Phase
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sim.clock import VirtualClock
 
-QUICK = Policy(waves=("rest",), soak_seconds=0.0, confirm_seconds=60.0)
+QUICK = Policy(waves=("rest",), soak_seconds=0.0, confirm_seconds=3600.0)
 START = Start(subject="sim.version", scope="tenant/a", to="newest", policy=QUICK, actor="alice")
 SECONDS = 60.0
 
@@ -45,7 +45,7 @@ class Site:
         async with asyncio.timeout(SECONDS):
             while not is_so():
                 await self.clock.advance(1.0)
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.005)  # the disk's time is not the clock's: an hour of that is 18 s
 
     async def leaves(self, asking: asyncio.Task[object]) -> None:
         """Whoever asks goes away while what was asked for is being written."""
