@@ -31,6 +31,8 @@ class Observations:
         self._gone: set[str] = set()
         """Those that the provider was asked about by name and did not have."""
         self._listed_at_ns: int | None = None
+        self._heard_since: set[str] = set()
+        """Those of whom something is known that is newer than the list that is being read."""
         self._settling_ns = 0 if provider.describe().prompt else round(SETTLING_SECONDS * NS)
 
     def __repr__(self) -> str:
@@ -77,6 +79,7 @@ class Observations:
         return str(seen.status) if seen is not None else ""
 
     def forget(self, name: str) -> None:
+        self._heard_since.add(name)
         self._gone.discard(name)
         self._seen.pop(name, None)
 
@@ -86,16 +89,22 @@ class Observations:
         try:
             seen = await self._provider.get_instance_status(instance.name, provider_id)
         except InstanceGone:
+            self._heard_since.add(instance.name)
             self._gone.add(instance.name)
             self._seen.pop(instance.name, None)
             return "deleted"
+        self._heard_since.add(instance.name)
         self._gone.discard(instance.name)
         self._seen[instance.name] = seen
         return str(seen.status)
 
     async def look_at_all(self, cluster: str, shard: str) -> None:
-        """List everything that is ours. A list that breaks off changes nothing."""
+        """List everything that is ours. A list that breaks off changes nothing.
+
+        Nor does a list change what was learnt of an instance since it was begun.
+        """
         began_ns = self._clock.now_ns()
+        self._heard_since = set()
         seen: dict[str, Observed] = {}
         token = ""
         for _ in range(PAGES_LIMIT):
@@ -106,8 +115,10 @@ class Observations:
                 break
         else:
             raise ProviderError(f"the provider's list has no end within {PAGES_LIMIT} pages")
-        self._seen = seen
-        self._gone -= seen.keys()
+        newer = self._heard_since
+        listed = {name: item for name, item in seen.items() if name not in newer}
+        self._seen = {**listed, **{name: item for name, item in self._seen.items() if name in newer}}
+        self._gone -= listed.keys()
         self._listed_at_ns = began_ns
 
     async def watch_over(
