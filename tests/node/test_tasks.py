@@ -36,6 +36,24 @@ async def test_work_is_finished_before_its_owner_is_cancelled() -> None:
     assert done == [True]
 
 
+async def test_work_is_finished_however_often_its_owner_is_cancelled() -> None:
+    go_on = asyncio.Event()
+    owner = asyncio.create_task(finish(_until_set(go_on)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        owner.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not owner.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await owner
+
+
+async def _until_set(event: asyncio.Event) -> None:
+    await event.wait()
+
+
 async def test_a_thread_is_waited_for() -> None:
     started, go_on, done = threading.Event(), threading.Event(), []
 

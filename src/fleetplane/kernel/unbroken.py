@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
 async def finish(work: Coroutine[None, None, T]) -> T:
-    """Run the work to its end, also when cancelled meanwhile; only then is the cancellation passed on.
+    """Run the work to its end, however often cancelled meanwhile; only then is a cancellation passed on.
 
     For what has two halves, such as a write and what memory makes of it: what is being written when its
     caller leaves is written all the same.
@@ -19,7 +20,9 @@ async def finish(work: Coroutine[None, None, T]) -> T:
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait([running])
+        while not running.done():
+            with suppress(asyncio.CancelledError):  # again, as by a time-out around whoever was cancelled
+                await asyncio.wait([running])
         if not running.cancelled():
             running.exception()  # retrieved, so that it is not reported as lost
         raise
