@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import grpc
+import pytest
 from support.instances.agents_rig import BOSS, FakeAgent, Rig, agents_rig, until
 
 from fleetplane.domains.proxies.agents.records import actor
@@ -108,3 +109,14 @@ async def test_of_many_streams_at_once_the_last_stays_and_each_older_is_told(tmp
         logs = await streams[-1].send(logs=pb.LogBatch())
         assert (await streams[-1].next("ack")).message_id == str(logs)
         assert rig.side.presences.get(first.agent_id) is live
+
+
+async def test_an_agent_that_comes_while_the_server_stops_is_not_told_that_it_is_refused(
+    tmp_path: Path,
+) -> None:
+    async with agents_rig(tmp_path) as rig:
+        agent = await rig.agent("web-01")
+        rig.side.drain()
+        with pytest.raises((EOFError, grpc.aio.AioRpcError)):
+            await agent.open()
+        assert await agent.call.code() is grpc.StatusCode.UNAVAILABLE

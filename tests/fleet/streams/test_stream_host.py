@@ -180,6 +180,19 @@ async def test_a_settling_that_fails_keeps_nobody_out() -> None:
         await rig.welcomed("a")
 
 
+async def test_an_agent_that_is_being_let_in_at_the_end_is_turned_away() -> None:
+    async with stream_rig() as rig:
+        release = asyncio.Event()
+        rig.protocol.before = release.wait
+        call = await rig.open("a")
+        await until(lambda: rig.protocol.said == ["settling"])
+        rig.host.stop()
+        release.set()
+        assert await code(call) is grpc.StatusCode.UNAVAILABLE
+        assert rig.protocol.said == ["settling"]
+        assert len(rig.sessions) == 0
+
+
 async def test_at_the_end_all_agents_get_a_last_message() -> None:
     async with stream_rig() as rig:
         calls = [await rig.welcomed(name) for name in ("a", "b")]

@@ -22,6 +22,7 @@ import structlog
 
 from fleetplane.fleet.streams.presence import L, Out, Presences
 from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import Unavailable
 from fleetplane.kernel.sessions.sessions import STOPPING, SUPERSEDED, Session, Sessions
 from fleetplane.rpc import CallContext, Rate
 from fleetplane.rpc.admission import Bucket
@@ -126,6 +127,7 @@ class StreamHost(Generic[In, Out, L]):
         self._sessions = sessions
         self._clock = clock
         self._policy = policy
+        self._stopping = False
 
     def __repr__(self) -> str:
         return f"<StreamHost {self._stream} {self._presences!r}>"
@@ -149,7 +151,11 @@ class StreamHost(Generic[In, Out, L]):
         await self._end(live, context, found[0] if found else None)
 
     def stop(self, last: Callable[[L], Out] | None = None) -> None:
-        """Close all streams because the server stops, each after the message that `last` makes, if any."""
+        """Close all streams because the server stops, each after the message that `last` makes, if any.
+
+        Those that are being admitted are turned away: they would keep the server until its patience ends.
+        """
+        self._stopping = True
         for live in self._presences:
             if last is not None:
                 live.session.offer(last(live))
@@ -183,6 +189,8 @@ class StreamHost(Generic[In, Out, L]):
                     await settle()
                 if self._holder(agent) is None:
                     break
+            if self._stopping:
+                raise Unavailable("the server is shutting down")
             # Nothing is awaited from here on: of two that waited for the same place, one has it.
             session: Session[Out] = self._sessions.open(
                 agent, self._stream, limit=self._policy.queue_limit, principal=principal, serial=serial

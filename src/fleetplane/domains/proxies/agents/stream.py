@@ -113,6 +113,8 @@ class AgentStreams:
             raise FailedPrecondition("the first message must be a registration")
         try:
             live, registered = await self._registered(first, context, enter)
+        except Unavailable:  # says nothing about the agent, which should soon come again
+            raise
         except FleetplaneError as error:
             response = pb.RegistrationResponse(success=False, error_message=error.message)
             await context.write(self._message(registration_response=response))
