@@ -37,6 +37,7 @@ class Greeter:
             case "late":
                 raise TimeoutError("of its own")
             case "stubborn":
+                await call.emit(Channel.STDOUT, b"it begins\n")
                 try:
                     await asyncio.sleep(300)
                 finally:
@@ -106,10 +107,10 @@ async def test_a_cancelled_tool_may_tidy_up_before_it_is_said_to_be_cancelled(
 ) -> None:
     state = await enrolled(tmp_path / "state", server)
     greeter: Tool = Greeter()
-    async with running(state, tools={greeter.name: greeter}) as made:
+    async with running(state, tools={greeter.name: greeter}):
         await until(lambda: server.hellos)
         command_id = server.invoke("hello.greet", {"mood": "stubborn"})
-        await until(lambda: made.journal.find(command_id) is not None)
+        await until(lambda: server.output(command_id, "stdout"))
         server.send(pb.EdgeCommand(cancel=pb.Cancel(command_id=command_id)))
         await until(lambda: server.result(command_id) is not None)
     found = server.result(command_id)
