@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
 from domains.gpus.device_api import DeviceApi, device_api, take
 
 from fleetplane.domains.gpus.kinds import GPU
+from fleetplane.domains.gpus.providers import RETRY_SECONDS, Providers
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
+from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.sim.clock import VirtualClock
 
@@ -164,6 +167,45 @@ async def test_a_provider_heard_while_its_silence_is_being_written_is_not_left_s
         assert api.store.pending(GPU)
         await gpus.provider_heard("nvml", ["gpu-1"], actor="test")
     assert await conditions(api) == SPEAKING
+
+
+class SlowDisk:
+    """Writes each silence when it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = 0, asyncio.Event()
+
+    def has_spoken(self, _provider: str) -> bool:
+        return True
+
+    async def silence(self, _provider: str, *, message: str) -> None:
+        assert message
+        self.begun += 1
+        await self.go.wait()
+
+    async def provider_heard(self, _provider: str, _names: frozenset[str], *, actor: str) -> None:
+        assert actor
+
+
+async def test_a_silence_that_begins_while_an_earlier_one_is_being_written_is_written_too(
+    clock: VirtualClock,
+) -> None:
+    disk = SlowDisk()
+    providers = Providers(cast("Gpus", disk), LEASE, clock, Attention(clock))
+    watching = asyncio.create_task(providers.watch_over())
+    try:
+        for _ in range(2):
+            await providers.heartbeat("nvml", frozenset(), actor="test")
+            await clock.advance(31)
+        assert [lease.expiries for lease, _ in providers.leases()] == [2]
+        assert disk.begun == 1
+        disk.go.set()
+        async with asyncio.timeout(60):
+            while disk.begun < 2:
+                await clock.advance(RETRY_SECONDS)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 async def test_leases_can_be_turned_off(tmp_path: Path) -> None:

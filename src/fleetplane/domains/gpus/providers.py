@@ -141,8 +141,9 @@ class Providers:
             await self._silence.wait()
             self._silence.clear()
             for provider in sorted(self._unwritten):
-                if await self._write_silence(provider):
-                    self._unwritten.discard(provider)
+                self._unwritten.discard(provider)  # before: it may fall silent anew while this is written
+                if not await self._write_silence(provider):
+                    self._unwritten.add(provider)
             if self._unwritten:
                 self._silence.set()
                 await self._clock.sleep(RETRY_SECONDS)
