@@ -12,6 +12,7 @@ from support.gpus.device_api_double import DeviceApiDouble
 from support.gpus.nvml_stub import A100, FakeDriver, NvmlRig, Rig, SimulatedRig, uuid
 
 from fleetplane.domains.gpus.agent.device_api import DeviceLink
+from fleetplane.domains.gpus.agent.health import GpuUuid, Verdict
 from fleetplane.domains.gpus.agent.library import DriverUnavailable, Library
 from fleetplane.domains.gpus.agent.provider import Provider, ProviderPolicy
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
@@ -319,6 +320,32 @@ async def test_a_vanished_gpu_is_unregistered_if_we_registered_it(device_api: De
         await until(lambda: rig.uuids[0] not in device_api.gpus)
         await until(shows(device_api, rig.uuids[1], "False", "GPULost"))
     assert [call.name for call in device_api.calls_of("UnregisterGpu")] == [rig.uuids[0]]
+
+
+async def test_a_gpu_that_is_enumerated_again_while_it_is_registered_is_still_ours_to_remove(
+    device_api: DeviceApiDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, created, go = SimulatedRig(), list[str](), asyncio.Event()
+    register = DeviceLink.register
+
+    async def held(link: DeviceLink, name: str, gpu: GpuUuid, verdict: Verdict) -> bool:
+        answer = await register(link, name, gpu, verdict)
+        created.append(name)
+        await go.wait()  # the server has it, the answer is on its way
+        return answer
+
+    monkeypatch.setattr(DeviceLink, "register", held)
+    device_api.start()
+    async with running(rig.library, device_api) as it:
+        await until(lambda: created)
+        for name in rig.uuids:
+            rig.simulated.remove(name)
+        it.provider.enumerate_again()
+        for _ in range(20):
+            await asyncio.sleep(0)  # whoever registers is cancelled
+        go.set()
+        await until(lambda: created[0] not in device_api.gpus or device_api.calls_of("UpdateGpuCondition"))
+    assert [call.name for call in device_api.calls_of("UnregisterGpu")] == created[:1]
 
 
 async def test_no_gpus_is_no_error_and_needs_no_event_thread(

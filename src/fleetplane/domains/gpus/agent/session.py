@@ -19,9 +19,11 @@ from fleetplane.domains.gpus.agent.device_api import (
     LINK_LOST_CODES,
     DeviceLink,
 )
+from fleetplane.domains.gpus.agent.health import Verdict
 from fleetplane.domains.gpus.agent.ledger import Ledger, ManagedGpu
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.unbroken import finish
 from fleetplane.node.link import LinkLost
 from fleetplane.node.upgrade.following import Follow, no_check_in, no_metadata
 
@@ -110,9 +112,7 @@ class Session:
             if not gpu.reconciled:
                 self._ledger.reconcile(gpu, await self._link.read_verdict(gpu.name))
             verdict = gpu.verdict  # the driver may change it while we speak; then it is owed again
-            if not gpu.introduced and await self._link.register(gpu.name, gpu.uuid, verdict):
-                self._ledger.told(gpu, verdict, created=True)
-                self._log.info("gpu_registered", gpu=gpu.name)
+            if not gpu.introduced and await finish(self._register(gpu, verdict)):
                 return True
             await self._link.report(gpu.name, verdict)
         except grpc.aio.AioRpcError as error:
@@ -120,6 +120,14 @@ class Session:
             return self._is_refusal(error, gpu)
         self._ledger.told(gpu, verdict)
         return True
+
+    async def _register(self, gpu: ManagedGpu, verdict: Verdict) -> bool:
+        """Whether that created the GPU. Only the answer says that it is ours to remove."""
+        created = await self._link.register(gpu.name, gpu.uuid, verdict)
+        if created:
+            self._ledger.told(gpu, verdict, created=True)
+            self._log.info("gpu_registered", gpu=gpu.name)
+        return created
 
     async def _take_leave(self, gpu: ManagedGpu) -> bool:
         """A GPU vanished: remove it if we brought it, else say that it is lost."""
