@@ -59,3 +59,31 @@ async def test_machinery_that_ends_leaves_no_watch_and_no_agent_that_goes_then_i
                 await asyncio.sleep(0)
     assert failures == []
     assert watches == [0]
+
+
+class StartingProvider(MockProvider):
+    """Is never done with starting."""
+
+    closed = False
+
+    def __init__(self, context: ProviderContext) -> None:
+        super().__init__(context)
+        self.starting = asyncio.Event()
+
+    async def start(self) -> None:
+        self.starting.set()
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        self.closed = True
+        await super().close()
+
+
+async def test_a_provider_that_is_still_starting_when_the_machinery_ends_is_closed(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    provider = StartingProvider(ProviderContext(clock=clock, state_directory=tmp_path / "mock"))
+    async with rig(tmp_path, wanted(size=0), clock=clock, provider=provider):
+        async with asyncio.timeout(60):
+            await provider.starting.wait()
+        assert not provider.closed
+    assert provider.closed

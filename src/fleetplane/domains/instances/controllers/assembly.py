@@ -109,9 +109,9 @@ class Machinery:
 
     async def run(self) -> None:
         """Until cancelled."""
-        await self._start()
-        log.info("instances.started", provider=self.provider.kind)
         try:
+            await self._start()
+            log.info("instances.started", provider=self.provider.kind)
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 tasks.create_task(self.leader.run())
