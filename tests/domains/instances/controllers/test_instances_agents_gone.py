@@ -139,6 +139,35 @@ async def test_what_is_remembered_of_a_stream_goes_with_it(tmp_path: Path) -> No
             await until(lambda: place.domain._agents._sent == {})
 
 
+async def test_files_that_are_made_for_a_stream_which_was_replaced_count_as_sent_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = document(shard=QUIET)
+    del config["templates"]["worker"]["files"]["kubelet.crt"]
+    async with lab(tmp_path, config) as place:
+        agent = await registered(place)
+        service = place.domain._agents
+        make, turns = service._files.make, list[asyncio.Event]()
+
+        async def held(*names: Any, **more: Any) -> dict[str, bytes]:
+            turns.append(asyncio.Event())
+            await turns[-1].wait()
+            return await make(*names, **more)
+
+        monkeypatch.setattr(service._files, "make", held)
+        async with channel(place, agent) as line:
+            older = await line.down(f"{SERVICE}/ReceiveFiles", b"")
+            await until(lambda: len(turns) == 1)
+            await line.down(f"{SERVICE}/ReceiveFiles", b"")
+            await until(lambda: len(turns) == 2)
+            turns[0].set()
+            async with asyncio.timeout(60):
+                await older.ended.wait()
+            assert service._sent == {}
+            turns[1].set()
+            await until(lambda: agent.instance_id in service._sent)
+
+
 async def test_keys_are_kept_of_instances_that_exist_and_only_so_many(tmp_path: Path) -> None:
     async with lab(tmp_path, document(shard=QUIET)) as place:
         agent = await registered(place)

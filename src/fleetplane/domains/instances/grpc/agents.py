@@ -133,7 +133,7 @@ class AgentService:
             session.offer(None)
             try:
                 async for _ in session:
-                    for transfer in await self._patch(tenant, name):
+                    for transfer in await self._patch(tenant, name, session):
                         yield transfer
             finally:
                 if not session.superseded:  # else it is the newer stream's by now
@@ -249,7 +249,7 @@ class AgentService:
         asked.update(dict.fromkeys(names, now_ns))
         return names
 
-    async def _patch(self, tenant: str, name: str) -> list[agent_pb2.FileTransfer]:
+    async def _patch(self, tenant: str, name: str, session: Session[None]) -> list[agent_pb2.FileTransfer]:
         """The next patch for the agent, whole, with the message that commits it."""
         found = self._view(tenant, name)
         configuration = self._groups.configuration
@@ -278,6 +278,8 @@ class AgentService:
             return []
         if instance.status is not None and instance.status.last_error.startswith(FILES_TROUBLE):
             await self._instances.note_error(tenant, name, "")
+        if session.superseded:
+            return []  # the newer stream sends it, and must not wait for an answer to this one
         self._sent[name] = Sent(
             at_ns=now_ns, config_hash=patch.config_hash, names=patch.names, attempt=patch.attempt
         )
