@@ -20,6 +20,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.objects import Objects
 from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.unbroken import finish
 from fleetplane.sections.process import AuditSection
 
 log = structlog.get_logger(__name__)
@@ -122,7 +123,7 @@ class AuditKeeper(Collector):
             else:
                 self._arrived[anchor.name] = head.seq
         with contextlib.suppress(OSError):  # missing, or no room: the next one tries again
-            await asyncio.to_thread(_trim, self._directory / CHECKPOINTS)
+            await finish(asyncio.to_thread(_trim, self._directory / CHECKPOINTS))
 
     # Archives.
 

@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import msgspec
 import pytest
 from support.shared.storekit import KINDS, put
 
+from fleetplane import audit_keeper
 from fleetplane.audit_keeper import CHECKPOINTS, AuditKeeper, anchors
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.audit import checkpoints as audit_checkpoints
@@ -401,6 +402,55 @@ async def test_a_last_checkpoint_is_made_when_the_server_ends(tmp_path: Path) ->
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert kept(tmp_path / "audit" / CHECKPOINTS)[-1].seq == 1
+
+
+class DirectFile:
+    """A file that is appended to without a thread."""
+
+    name = "direct"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def send(self, _checkpoint: Checkpoint, line: bytes, /) -> None:
+        with self._path.open("ab") as file:
+            file.write(line + b"\n")
+
+
+async def test_a_file_that_is_being_shortened_when_the_server_ends_keeps_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, read_bytes = Event(), Event(), Path.read_bytes
+    file = tmp_path / CHECKPOINTS
+
+    def held(path: Path) -> bytes:
+        found = read_bytes(path)
+        if path == file:
+            begun.set()
+            assert go.wait(60)
+        return found
+
+    monkeypatch.setattr(audit_keeper, "LAST_SECONDS", 60.0)
+    async with opened(tmp_path / "store.db") as store:
+        await put(store, "x")
+        with monkeypatch.context() as slow:
+            slow.setattr(audit_keeper, "CHECKPOINTS_LIMIT_BYTES", 0)
+            slow.setattr(Path, "read_bytes", held)
+            keeping = AuditKeeper(
+                store, SIGNER, SystemClock(), AuditSection(), directory=tmp_path, anchors=[DirectFile(file)]
+            )
+            task = asyncio.create_task(keeping.run())
+            async with asyncio.timeout(60):
+                while not begun.is_set():
+                    await asyncio.sleep(0.005)
+        await put(store, "y")
+        task.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)  # it would have written its last one by now
+        go.set()
+        await asyncio.gather(task, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert kept(file)[-1].seq == 2
 
 
 @pytest.mark.parametrize(
