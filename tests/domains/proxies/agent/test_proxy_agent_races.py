@@ -17,9 +17,11 @@ import structlog
 
 from fleetplane.domains.proxies.agent import agent as agents
 from fleetplane.domains.proxies.agent.agent import AgentPolicy, ProxyAgent
+from fleetplane.domains.proxies.agent.commands import REMEMBERED, WAITING_LIMIT, CommandHandler
 from fleetplane.domains.proxies.agent.credential import Credential, CredentialFile
 from fleetplane.domains.proxies.agent.nginx.applier import Applier, ApplyOutcome
 from fleetplane.domains.proxies.agent.nginx.change_journal import State, Status
+from fleetplane.domains.proxies.agent.nginx.confirmation import Confirmed
 from fleetplane.domains.proxies.agent.observing.takeover import Phase, Takeover
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import SystemClock
@@ -204,7 +206,8 @@ class FullDisk:
     async def try_out(self, _update: pb.ConfigUpdate) -> str:
         return ""
 
-    async def apply(self, _update: pb.ConfigUpdate, _report: object) -> ApplyOutcome:
+    async def apply(self, _update: pb.ConfigUpdate, _report: object, *, takes_over: bool) -> ApplyOutcome:
+        assert takes_over
         raise OSError(28, "No space left on device")
 
     async def stand_down(self, why: str, *, within_seconds: float) -> bool:
@@ -248,3 +251,110 @@ async def test_a_take_over_whose_way_back_fails_ends_and_is_gone_back_from_later
     async with asyncio.timeout(60):
         await hands.recover()
     assert hands.record.phase is Phase.OBSERVING
+
+
+class NoMaster:
+    """An NGINX that does not run, and a note of what is started in its place."""
+
+    def __init__(self, folder: Path) -> None:
+        self.site = SimpleNamespace(paths=SimpleNamespace(journal=folder / "journal"))
+        self.started = list[str]()
+
+    def master(self) -> None:
+        return None
+
+    def signal(self, _number: signal.Signals) -> None:
+        pass
+
+    async def start(self, release: str) -> Confirmed:
+        self.started.append(release)
+        return Confirmed()
+
+
+async def test_nothing_is_revived_between_the_other_nginx_and_the_version_that_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nginx, rotating, go = NoMaster(tmp_path), threading.Event(), threading.Event()
+    applier = Applier(
+        nginx=cast("Any", nginx),
+        releases=cast("Any", None),
+        clock=SystemClock(),
+        log=structlog.get_logger(),
+        managed=True,
+        least_gap_seconds=0.0,
+    )
+    empty = SimpleNamespace(version=0, checksum="", lineage="", set_aside={})
+    applier.live = cast("Any", SimpleNamespace(name="0-1", manifest=empty))
+    hands = Takeover(
+        applier=applier,
+        observed=cast("Any", NobodyServes()),
+        path=tmp_path / "takeover",
+        clock=SystemClock(),
+        log=structlog.get_logger(),
+    )
+    hands.open()
+
+    async def nothing_to_say(_update: pb.ConfigUpdate) -> str:
+        return ""
+
+    def rename() -> None:
+        rotating.set()
+        assert go.wait(60)
+
+    async def told(_status: Status) -> None:
+        raise OSError(5, "far enough")
+
+    monkeypatch.setattr(applier, "try_out", nothing_to_say)
+    ordered = asyncio.create_task(hands.take_over(3, "d"))
+    await until(lambda: hands.expects)
+    turning = asyncio.create_task(applier.reopen_logs(rename))
+    await until(rotating.is_set)
+    reviving = asyncio.create_task(applier.revive())
+    await asyncio.sleep(0)  # it waits for the rotation
+    taking = asyncio.create_task(hands.apply(pb.ConfigUpdate(version=3), told))
+    await until(lambda: hands.record.phase is Phase.TAKING_OVER)
+    await asyncio.sleep(0)
+    go.set()
+    async with asyncio.timeout(60):
+        await turning
+        assert (await reviving, nginx.started) == (None, [])
+    for task in (taking, ordered):
+        task.cancel()
+    await asyncio.gather(taking, ordered, return_exceptions=True)
+
+
+# Commands.
+
+
+async def test_commands_that_are_refused_do_not_let_one_that_is_being_done_be_done_again() -> None:
+    go, restarts = asyncio.Event(), list[bool]()
+
+    async def restart(*, force: bool, within_seconds: float) -> ApplyOutcome:
+        assert within_seconds
+        restarts.append(force)
+        await go.wait()
+        return ApplyOutcome(state=State.SUCCESS)
+
+    answers = list[pb.Event]()
+    handler = CommandHandler(
+        applier=cast("Any", SimpleNamespace(restart=restart)),
+        outbox=cast("Any", SimpleNamespace(add=answers.append)),
+        clock=SystemClock(),
+        log=structlog.get_logger(),
+        report_health=lambda: None,
+        **dict.fromkeys(("nginx", "confinement", "status"), cast("Any", None)),
+    )
+    wanted = pb.Command(command_id="restart", restart=pb.RestartCommand(force=True))
+    handler.take(wanted)
+    working = asyncio.create_task(handler.run())
+    await until(lambda: restarts)
+    for number in range(WAITING_LIMIT + 2 * REMEMBERED):
+        handler.take(pb.Command(command_id=f"unknown-{number}"))
+    assert len(answers) == 2 * REMEMBERED
+    handler.take(wanted)
+    assert len(answers) == 2 * REMEMBERED, "neither refused nor answered: it is being done"
+    assert len(handler._done) <= REMEMBERED
+    go.set()
+    await until(lambda: len(answers) == 2 * REMEMBERED + 1 + WAITING_LIMIT)
+    working.cancel()
+    assert restarts == [True]

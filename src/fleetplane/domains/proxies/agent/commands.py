@@ -126,8 +126,8 @@ class CommandHandler:
         )
         self._log.info("command_done", command=name, success=result.success, message=result.message)
         self._done[command.command_id] = event
-        while len(self._done) > REMEMBERED:
-            self._done.popitem(last=False)
+        if len(self._done) > REMEMBERED:  # one that waits or is being done would be done twice if forgotten
+            del self._done[next(known for known, answer in self._done.items() if answer is not None)]
         self._outbox.add(event)
 
     async def _do(self, command: pb.Command) -> Result:

@@ -193,8 +193,13 @@ class Applier:
 
     # Changing.
 
-    async def apply(self, update: pb.ConfigUpdate, report: Report) -> ApplyOutcome:
-        """Bring a version to service, telling `report` of each stage as it is reached."""
+    async def apply(
+        self, update: pb.ConfigUpdate, report: Report, *, takes_over: bool = False
+    ) -> ApplyOutcome:
+        """Bring a version to service, telling `report` of each stage as it is reached.
+
+        `takes_over`: the other NGINX that served here is gone; nothing but this version is started instead.
+        """
 
         async def tell(
             state: State, error: str = "", set_aside: Mapping[str, str] | None = None
@@ -207,6 +212,8 @@ class Applier:
             return outcome
 
         async with self._paced():
+            if takes_over:
+                self.held = ""
             live = self._trusted()
             await tell(State.PENDING)
             same = update.version == live.manifest.version and checksum(update) == live.manifest.checksum

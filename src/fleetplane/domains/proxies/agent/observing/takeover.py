@@ -187,13 +187,12 @@ class Takeover:
         if look.origin is not None and (fault := await self._observed.runner.stop(look.origin)):
             return await self._return(fault)
         self._step("stopped")
-        self._applier.held = ""
 
         async def pass_on(status: Status) -> None:
             if not status.state.final:  # how it ended is told once the other NGINX need not come back
                 await report(status)
 
-        outcome = await self._applier.apply(update, pass_on)
+        outcome = await self._applier.apply(update, pass_on, takes_over=True)
         self._step("applied")
         if outcome.state is not State.SUCCESS or outcome.set_aside:
             return await self._return(outcome.error or "not all of the version can be served")
