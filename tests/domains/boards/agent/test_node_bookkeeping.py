@@ -7,13 +7,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
 import structlog
 
 from fleetplane.domains.boards.agent import audit as audit_trail
 from fleetplane.domains.boards.agent import health
+from fleetplane.domains.boards.agent import reporter as reporters
 from fleetplane.domains.boards.agent.audit import AuditTrail
 from fleetplane.domains.boards.agent.gpio.errors import HardwareSilent
 from fleetplane.domains.boards.agent.grpc import once, revoked_callers
@@ -25,7 +26,15 @@ from fleetplane.domains.boards.agent.metrics.values import Power, Reserve, Snaps
 from fleetplane.domains.boards.agent.reporter import Reporter
 from fleetplane.domains.boards.agent.wire.messages import uptime
 from fleetplane.kernel.clock import SystemClock
-from fleetplane.kernel.errors import Conflict, InvalidArgument, PermissionDenied, Unauthenticated, Unavailable
+from fleetplane.kernel.errors import (
+    Conflict,
+    InvalidArgument,
+    PermissionDenied,
+    SettingsError,
+    Unauthenticated,
+    Unavailable,
+)
+from fleetplane.node.connection import Attempt
 from fleetplane.node.host.values import Disk
 
 NOW = 1_000_000.0
@@ -294,6 +303,46 @@ async def test_pins_are_made_safe_later_if_the_hardware_is_silent_when_the_serve
         await asyncio.sleep(0)
     watching.cancel()
     assert pins.calls == 2, "and once only where it was heard"
+
+
+async def test_a_new_identity_that_could_not_be_taken_up_is_taken_up_with_the_next_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attempts: list[bool] = []
+
+    async def identity_changed() -> None:
+        attempts.append(len(attempts) > 0)
+        if not attempts[-1]:
+            raise SettingsError("listener agent does not start")
+
+    class Renews:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        async def update(self, *_: object, renew: bool) -> tuple[object, bool]:
+            return membership, renew
+
+    def out_of_reach() -> NoReturn:
+        raise Unavailable("far enough")
+
+    membership = SimpleNamespace(node_id=1)
+    monkeypatch.setattr(reporters, "Registrar", Renews)
+    reporter = Reporter(
+        node=cast("Any", SimpleNamespace(clock=SystemClock())),
+        folder=cast("Any", SimpleNamespace(credentials=out_of_reach)),
+        identity_changed=identity_changed,
+        loss_after_seconds=60.0,
+        log=structlog.get_logger(),
+        **dict.fromkeys(
+            ("membership", "describe", "revocations_came", "revocation_list", "keeper"), cast("Any", None)
+        ),
+    )
+    with pytest.raises(SettingsError):
+        await reporter._register(cast("Any", None), cast("Any", None), renew=True)
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await reporter._connected(Attempt(SystemClock()))
+    assert attempts == [False, True]
 
 
 def test_a_list_of_revocations_is_told_to_hold_only_once_it_does(

@@ -84,6 +84,8 @@ class Reporter:
     """The server is lost, and pins are still to be made safe for that."""
     _renewed_at: float | None = None
     _attempt: Attempt | None = None
+    _unpresented: bool = False
+    """There is an identity on disk of which `identity_changed` has not been told with success."""
     _registered: bool = False
     """In this run: a server brings pins back to what they should be when an agent registers."""
 
@@ -195,6 +197,7 @@ class Reporter:
     async def _connected(self, attempt: Attempt) -> None:
         """Deliver over one connection; returns when another identity asks for another one."""
         self._attempt = attempt
+        await self._present()
         identity = await asyncio.to_thread(self.folder.credentials)
         if self._now() >= identity.life.end:
             await self._come_back(identity)
@@ -245,9 +248,15 @@ class Reporter:
         self._registered = True
         self._heard()
         self.log.info("server.registered", node=self.membership.node_id, renewed=renew)
-        if changed:
-            await self.identity_changed()
+        self._unpresented |= changed
+        await self._present()
         return changed
+
+    async def _present(self) -> None:
+        """Have a new identity taken up. If that fails, it is tried again with the next connection."""
+        if self._unpresented:
+            await self.identity_changed()
+            self._unpresented = False
 
     async def _come_back(self, identity: Credentials) -> None:
         """Our certificate ran out while we were away: our key is known still, but someone has to approve."""
