@@ -24,7 +24,7 @@ from fleetplane.domains.boards.ports import (
 )
 from fleetplane.domains.boards.provisioning.credentials import Credentials
 from fleetplane.domains.boards.provisioning.engine import Engine, ProvisioningParts, told
-from fleetplane.domains.boards.provisioning.operations import OPERATION, Operations, is_over
+from fleetplane.domains.boards.provisioning.operations import OPERATION, Operation, Operations, is_over
 from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
 from fleetplane.domains.boards.rules import Facts
 from fleetplane.kernel.clock import SystemClock
@@ -302,6 +302,42 @@ async def test_an_operation_can_be_taken_back_before_it_does_anything(rig: Rig) 
     assert rig.operations.at_board(board) is None
     second = await rig.provision(rig.order(board))
     assert second.state is ProvisioningState.READY
+
+
+async def test_an_operation_that_ends_while_it_is_taken_back_has_ended_as_it_did(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, go, writes = rig.operations.end, asyncio.Event(), list[asyncio.Task[Operation]]()
+
+    async def in_order(name: str, state: ProvisioningState, **more: str) -> Operation:
+        """What is written goes on when its caller is cancelled, and comes before what is written later."""
+
+        async def late() -> Operation:
+            await go.wait()
+            return await end(name, state, **more)
+
+        if state is ProvisioningState.READY:
+            writes.append(asyncio.create_task(late()))
+            return await asyncio.shield(writes[0])
+        await asyncio.wait(writes)
+        return await end(name, state, **more)
+
+    monkeypatch.setattr(rig.operations, "end", in_order)
+    board = await rig.board("one")
+    await rig.engine.request(rig.order(board), actor=ACTOR)
+    async with asyncio.timeout(60):
+        while not writes:
+            await asyncio.sleep(0.01)
+    taking_back = ProvisioningOrder(action=ProvisioningAction.CANCEL, board_id=board)
+    cancelling = asyncio.create_task(rig.engine.request(taking_back, actor=ACTOR))
+    for _ in range(20):
+        await asyncio.sleep(0)  # whoever carries it out is cancelled
+    go.set()
+    async with asyncio.timeout(60):
+        answer = await cancelling
+    assert (answer.state, answer.message) == (ProvisioningState.READY, "it was over already")
+    assert status_of(rig.boards.require(board)).state is BoardState.READY
+    assert repr(rig.engine) == "<Engine running=0>"
 
 
 async def test_an_operation_that_is_being_taken_back_is_not_begun(tmp_path: Path, lab: SshLab) -> None:

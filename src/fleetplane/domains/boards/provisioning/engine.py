@@ -49,6 +49,7 @@ from fleetplane.domains.boards.provisioning.steps import BoardWork
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, NotFound
 from fleetplane.kernel.events import EventType
+from fleetplane.kernel.unbroken import finish
 
 log = structlog.get_logger(__name__)
 
@@ -153,7 +154,9 @@ class Engine:
                 await self._end(name, ProvisioningState.CANCELLED, f"cancelled by {actor}")
             finally:
                 self._over(name)
-        return told(self._parts.operations.get(name), "cancelled")
+        operation = self._parts.operations.get(name)
+        cancelled = status_of(operation).state is ProvisioningState.CANCELLED
+        return told(operation, "cancelled" if cancelled else "it was over already")
 
     async def _rehearse(
         self, order: ProvisioningOrder, works: tuple[Work, ...], options: k3s.K3sOptions
@@ -217,7 +220,8 @@ class Engine:
         except asyncio.CancelledError:
             if name not in self._cancelled:
                 raise  # the server stops: the next one goes on where this one was
-            await self._end(name, ProvisioningState.CANCELLED, "it was taken back")
+            if not is_over(operations.get(name)):  # else it came to its end before it could be taken back
+                await self._end(name, ProvisioningState.CANCELLED, "it was taken back")
         except FleetplaneError as error:
             await self._end(name, ProvisioningState.FAILED, error.message)
         except Exception as error:
@@ -251,7 +255,8 @@ class Engine:
         await self._aftermath.worked(spec, completely=not failed)
         undone = spec.action is ProvisioningAction.DEPROVISION
         wanted = ProvisioningState.ROLLED_BACK if undone else ProvisioningState.READY
-        await self._end(operation.name, ProvisioningState.FAILED if failed else wanted, "; ".join(failed))
+        state = ProvisioningState.FAILED if failed else wanted
+        await finish(self._end(operation.name, state, "; ".join(failed)))
 
     async def _work(
         self, name: str, spec: OperationSpec, work: Work, steps: tuple[Step, ...], first: int
