@@ -9,7 +9,7 @@ at once; everything else that is open goes on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 import structlog
@@ -31,14 +31,16 @@ class Presenting:
     def __init__(
         self,
         authority: Authority,
-        listeners: Sequence[Listener],
         specs: Callable[[], Iterable[ListenerSpec]],
         apps: Iterable[GrpcApp],
         clock: Clock,
     ) -> None:
-        """`specs` says how every listener would be opened now."""
+        """`specs` says how every listener would be opened now.
+
+        To be made before the listeners are: a step that the authority takes while they open counts, too.
+        """
         self._authority = authority
-        self._listeners = {listener.name: listener for listener in listeners}
+        self._listeners: dict[str, Listener] = {}
         self._specs = specs
         self._apps = tuple(apps)
         self._clock = clock
@@ -47,6 +49,10 @@ class Presenting:
 
     def __repr__(self) -> str:
         return f"<Presenting {', '.join(self._listeners)}>"
+
+    def opened(self, listeners: Iterable[Listener]) -> None:
+        """These are open, before `run`."""
+        self._listeners = {listener.name: listener for listener in listeners}
 
     def _on_step(self) -> None:
         for app in self._apps:

@@ -170,6 +170,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             found = (endpoints.within_budget(settings, spec) for spec in (web, *grpc))
             return [replace(spec, watchdog=watchdog) for spec in found]
 
+        presenting = Presenting(authority, wanted, apps.values(), clock)
         specs = wanted()
         connections = connections_of([spec.connections for spec in specs])
         listeners = [
@@ -180,7 +181,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             )
             for spec, number in zip(specs, connections, strict=True)
         ]
-        presenting = Presenting(authority, listeners, wanted, apps.values(), clock)
+        presenting.opened(listeners)
         warden = Warden(
             {port: budget for listener in listeners for port, budget in listener.tend().items()},
             [listener.door.visits for listener in listeners],

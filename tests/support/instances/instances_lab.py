@@ -200,12 +200,13 @@ async def lab(
         def wanted_listeners() -> list[ListenerSpec]:
             return endpoints.grpc(loaded, apps, [domain], authority)
 
+        presenting = Presenting(authority, wanted_listeners, apps.values(), clock)
         listeners = [
             await stack.enter_async_context(open_listener(spec, grace_seconds=2))
             for spec in wanted_listeners()
         ]
         bound = {listener.name: listener.addresses for listener in listeners}
-        presenting = Presenting(authority, listeners, wanted_listeners, apps.values(), clock)
+        presenting.opened(listeners)
         domain.opened(bound)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(domain.run()), tasks.create_task(presenting.run())]
