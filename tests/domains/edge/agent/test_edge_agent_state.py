@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from fleetplane.domains.edge.agent.commands import journal as journals
@@ -130,6 +133,34 @@ def opened(path: Path, now: float = 1000.0) -> Journal:
     journal = Journal(path)
     journal.open(now=now)
     return journal
+
+
+def test_a_command_that_is_noted_while_another_is_delivered_is_not_forgotten_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, go, replace = threading.Event(), threading.Event(), msgspec.structs.replace
+
+    def slow(record: journals.Record, **changes: Any) -> journals.Record:
+        held.set()
+        assert go.wait(60)
+        return replace(record, **changes)
+
+    monkeypatch.setattr(journals, "REMEMBERED", 1)
+    journal = opened(tmp_path / "commands.log")
+    journal.ended("old", b"result", now=1000.0)
+    monkeypatch.setattr(msgspec.structs, "replace", slow)
+    delivering = threading.Thread(target=journal.delivered, args=("old",))
+    noting = threading.Thread(target=journal.begun, args=("new",), kwargs={"now": 1001.0})
+    delivering.start()
+    assert held.wait(60)
+    noting.start()
+    noting.join(1.0)  # it is done by now, or waits for the delivery
+    go.set()
+    for thread in (delivering, noting):
+        thread.join(60)
+    journal.close()
+    assert (journal.find("old"), journal.last) == (None, "new")
+    assert repr(journal) == "<Journal 1 commands, 0 bytes of results>"
 
 
 def test_what_was_begun_and_what_ended_survive_any_end(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ when the lights went out is ignored, and with it nothing that anyone was told.
 from __future__ import annotations
 
 import os
+import threading
 from collections import OrderedDict
 from pathlib import Path
 from typing import Final
@@ -39,7 +40,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Journal:
-    """All methods but `find` and `undelivered` block on the disk. One user at a time."""
+    """`open`, `begun` and `ended` block on the disk, and have one user at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -47,6 +48,8 @@ class Journal:
         self._descriptor = -1
         self._held_bytes = 0
         self._file_bytes = 0
+        self._memory = threading.Lock()
+        """Records and their bytes: the loop notes what was delivered while a thread appends. Not the file."""
 
     def __repr__(self) -> str:
         return f"<Journal {len(self._records)} commands, {self._held_bytes} bytes of results>"
@@ -81,9 +84,10 @@ class Journal:
 
     def delivered(self, command_id: str) -> None:
         """The server has it. Not worth waiting for the disk: sending it once more does no harm."""
-        record = self._records.get(command_id)
-        if record is not None and not record.delivered:
-            self._remember(msgspec.structs.replace(record, delivered=True))
+        with self._memory:
+            record = self._records.get(command_id)
+            if record is not None and not record.delivered:
+                self._remember(msgspec.structs.replace(record, delivered=True))
 
     def _append(self, record: Record) -> None:
         line = msgspec.json.encode(record) + b"\n"
@@ -96,7 +100,8 @@ class Journal:
             os.ftruncate(self._descriptor, self._file_bytes)  # half a line would spoil the next one
             raise
         self._file_bytes += len(line)
-        self._remember(record)
+        with self._memory:
+            self._remember(record)
 
     def _remember(self, record: Record) -> None:
         before = self._records.get(record.id)
