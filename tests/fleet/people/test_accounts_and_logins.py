@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +154,78 @@ async def test_a_login_that_is_being_checked_while_its_account_changes_is_refuse
         else:
             await family.delete(name)
         slow.go_on.set()
+    assert family.logins._records.list(name) == []
+
+
+async def test_a_login_with_the_former_password_that_begins_while_the_next_is_hashed_is_refused(
+    family: Family, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, slow = family.name, SlowPasswords(monkeypatch)
+    hashing, hashed = Passwords.hash, asyncio.Event()
+
+    async def slowly(passwords: Passwords, password: str) -> str:
+        await hashed.wait()
+        return await hashing(passwords, password)
+
+    monkeypatch.setattr(Passwords, "hash", slowly)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+
+        async def refused() -> None:
+            with pytest.raises(Unauthenticated):
+                await family.log_in()
+
+        replacing = tasks.create_task(family.accounts.set_password(name, OTHER, actor="test"))
+        await asyncio.sleep(0)
+        tasks.create_task(refused())
+        await slow.checked.wait()
+        hashed.set()
+        await replacing
+        slow.go_on.set()
+    assert family.logins._records.list(name) == []
+
+
+async def leave_while_written(store: Store, asked: Coroutine[Any, Any, Any]) -> None:
+    """Ask for something, go away while it is written, and wait until that is done."""
+    asking, commit = asyncio.create_task(asked), store._engine.commit
+
+    async def left(rows: Any) -> Any:
+        asking.cancel()
+        return await commit(rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store._engine, "commit", left)
+        async with asyncio.timeout(60):
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+    await store.transact(lambda _: None, actor="test", action="nothing", touches=())
+
+
+@pytest.mark.parametrize("change", ["password", "deactivation", "deletion"])
+async def test_logins_end_with_what_shuts_their_user_out_although_whoever_wanted_that_left(
+    family: Family, change: str
+) -> None:
+    name, _ = family.name, await family.log_in()
+
+    async def deleted() -> None:
+        await family.delete(name)
+
+    asked: dict[str, Coroutine[Any, Any, Any]] = {
+        "password": family.accounts.set_password(name, OTHER, actor="test"),
+        "deactivation": family.accounts.update(name, family.deactivation, actor="test"),
+        "deletion": deleted(),
+    }
+    await leave_while_written(family.store, asked.pop(change))
+    for other in asked.values():
+        other.close()
+    assert family.logins._records.list(name) == []
+
+
+async def test_closing_ends_a_login_that_is_being_opened(family: Family) -> None:
+    name = family.name
+    account = family.accounts.get(name)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        tasks.create_task(family.logins.open(account, actor="test"))
+        tasks.create_task(family.logins.close(name, actor="test"))
     assert family.logins._records.list(name) == []
 
 

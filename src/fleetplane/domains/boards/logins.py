@@ -57,6 +57,7 @@ LOGIN: Kind[LoginSpec, Nothing] = Kind("board-login", LoginSpec, Nothing)
 class BoardLoginRecords(LoginRecords):
     """Stored under their id, in the one scope of boards."""
 
+    kind = LOGIN
     actions = LoginActions(opened="boards.login", closed="boards.logout", swept="boards.logins_sweep")
 
     def __init__(self, store: Store) -> None:

@@ -43,6 +43,7 @@ from fleetplane.kernel.identity.bindings import Bindings
 from fleetplane.kernel.identity.passwords import Passwords
 from fleetplane.kernel.resources import Key, Resource
 from fleetplane.kernel.store import ABSENT, Draft, Store
+from fleetplane.kernel.unbroken import finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +236,11 @@ class Accounts(Generic[S, T]):
         """Change fields and password of a user; a fault in either is found before anything is written."""
         if password is not None:
             self._rules.check_password(password, field="password")
+        return await finish(self._change(name, changes, password, whole=whole, actor=actor))
+
+    async def _change(
+        self, name: str, changes: Mapping[str, object], password: str | None, *, whole: bool, actor: str
+    ) -> Resource[S, T]:
         user = await self.update(name, changes, whole=whole, actor=actor) if changes else self.get(name)
         if password is not None:
             await self.set_password(name, password, actor=actor)
@@ -248,6 +254,11 @@ class Accounts(Generic[S, T]):
         `whole`: whether the actor may decide about everything that the person holds. Then an account whose
         only profile this is is deactivated with it; otherwise it is this family's door alone that closes.
         """
+        return await finish(self._update(name, changes, whole=whole, actor=actor))
+
+    async def _update(
+        self, name: str, changes: Mapping[str, object], *, whole: bool, actor: str
+    ) -> Resource[S, T]:
         rules = self._rules
         account = rules.account(self._store, name)
 
@@ -278,6 +289,9 @@ class Accounts(Generic[S, T]):
     async def _delete(
         self, name: str, companion: Companion, *, whole: bool = True, actor: str
     ) -> Resource[S, T]:
+        return await finish(self._deleted(name, companion, whole=whole, actor=actor))
+
+    async def _deleted(self, name: str, companion: Companion, *, whole: bool, actor: str) -> Resource[S, T]:
         rules = self._rules
         account = rules.account(self._store, name)
         subject = subject_of(account.name) if account is not None else ""
@@ -328,19 +342,25 @@ class Accounts(Generic[S, T]):
         rules.check_password(password, field="password")
         user = self.get(name)
         await self._replace_password(name, password, actor=actor, action=rules.actions.reset)
-        self._throttle.pardon(name)
-        await self._close_logins(name, actor=actor, action=rules.actions.reset)
         return user
 
     async def _close_logins(self, name: str, *, but: str = "", actor: str, action: str) -> None:
         recorded = action if self._rules.actions.names_closing else None
         await self._logins.close(name, but=but, actor=actor, action=recorded)
 
-    async def _replace_password(self, name: str, password: str, *, actor: str, action: str) -> None:
+    async def _replace_password(
+        self, name: str, password: str, *, but: str = "", actor: str, action: str
+    ) -> None:
         """From here on no login with the former password succeeds, including those being checked now.
 
-        Logins of other families, which the same password opened, are closed.
+        Every login of the person is closed, `but` one: those of other families too, which the same password
+        opened.
         """
+        await finish(self._password_replaced(name, password, but=but, actor=actor, action=action))
+
+    async def _password_replaced(
+        self, name: str, password: str, *, but: str, actor: str, action: str
+    ) -> None:
         account = self.account_of(name)
         self._linked.replace(account.name)
         hashed = await self._passwords.hash(password)
@@ -352,7 +372,10 @@ class Accounts(Generic[S, T]):
             self._passwords.put(draft, account.name, hashed)
 
         await self._store.transact(change, actor=actor, action=action, touches=())
+        self._linked.replace(account.name)  # once more: the former one could be checked until now
+        self._throttle.pardon(name)
         await self._linked.close(account, besides=self._rules.family, actor=actor)
+        await self._close_logins(name, but=but, actor=actor, action=action)
 
     async def _write(
         self,

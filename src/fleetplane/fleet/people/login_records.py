@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fleetplane.fleet.people.account_rules import Reader
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity.signing import Algorithm
-from fleetplane.kernel.resources import Key
+from fleetplane.kernel.resources import AnyKind, Key
 from fleetplane.kernel.store import Draft
 
 
@@ -77,6 +77,7 @@ class LoginRecords(ABC):
     """How a domain stores logins."""
 
     actions: LoginActions
+    kind: AnyKind
 
     @abstractmethod
     def new_id(self, clock: Clock) -> str: ...

@@ -278,8 +278,10 @@ class Logins(Generic[S, T]):
     ) -> None:
         """End logins of an account, and every token of theirs.
 
-        With an `action` that is what the audit log says, also where no login was open.
+        With an `action` that is what the audit log says, also where no login was open. A login that is being
+        opened when this is called is ended too.
         """
+        await self._store.settled(self._records.kind)
         logins = [
             one.key
             for one in self._records.list(account)

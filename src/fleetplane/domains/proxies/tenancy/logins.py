@@ -53,6 +53,7 @@ ProxyLogins = Logins[UserSpec, Nothing]
 class ProxyLoginRecords(LoginRecords):
     """Stored in the scope of their user, and found by id through a claim."""
 
+    kind = SESSION
     actions = LoginActions(
         opened="auth.login",
         closed="auth.logout",

@@ -223,8 +223,7 @@ class Users(Accounts[UserSpec, Nothing]):
             self._wrong_passwords.failed(session, now=now)
             raise Unauthenticated("the current password is wrong")
         USER_RULES.check_password(new, field="new_password")
-        await self._replace_password(user.name, new, actor=actor, action="user.password")
-        await self._close_logins(user.name, but=session, actor=actor, action="user.password")
+        await self._replace_password(user.name, new, but=session, actor=actor, action="user.password")
 
     async def first_administrator(self, email: str, password: str) -> str | None:
         """Make the first user; its password, if it had to be made up, is returned this once."""
