@@ -17,6 +17,7 @@ from fleetplane.kernel.identity.bindings import Bindings
 from fleetplane.kernel.identity.operators import SESSION_LIMIT_SECONDS, Operators
 from fleetplane.kernel.identity.revocation_lists import RevocationLists
 from fleetplane.kernel.identity.tokens import TokenRecord
+from fleetplane.kernel.unbroken import finish
 from fleetplane.kernel.values.timestamps import timestamp
 from fleetplane.rpc import CallContext
 
@@ -81,11 +82,16 @@ class OperatorsService:
             record.name == request.name and self._is_ours(record)
             for record in self._operators.tokens.records()
         )
-        if not known or not await self._operators.tokens.revoke(request.name, actor=context.principal.name):
+        if not known or not await finish(self._revoked(request.name, actor=context.principal.name)):
             raise NotFound(f"there is no token named {request.name!r}")
-        if self._bindings is not None:
-            await self._bindings.forget(f"token/{request.name}", actor=context.principal.name)
         return pb.RevokeTokenResponse()
+
+    async def _revoked(self, name: str, *, actor: str) -> bool:
+        if not await self._operators.tokens.revoke(name, actor=actor):
+            return False
+        if self._bindings is not None:
+            await self._bindings.forget(f"token/{name}", actor=actor)
+        return True
 
     async def OpenSession(
         self, request: pb.OpenSessionRequest, context: CallContext

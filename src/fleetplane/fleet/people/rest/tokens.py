@@ -12,6 +12,7 @@ from fleetplane.fleet.resources import scopes
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.identity.tokens import TokenRecord
+from fleetplane.kernel.unbroken import finish
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 from fleetplane.web.rest.routes import Answer, Route
 
@@ -125,9 +126,12 @@ class TokenRoutes:
             raise NotFound(missing, field="name")
         self._people.check_at(call, found[1], missing)
         self._check_revoke(call, *found)
-        await self._people.operators.tokens.revoke(name, actor=call.caller.name)
-        await self._people.bindings.forget(f"token/{name}", actor=call.caller.name)
+        await finish(self._revoked(name, actor=call.caller.name))
         return Answer(content=None)
+
+    async def _revoked(self, name: str, *, actor: str) -> None:
+        await self._people.operators.tokens.revoke(name, actor=actor)
+        await self._people.bindings.forget(f"token/{name}", actor=actor)
 
 
 def _token(record: TokenRecord, path: str, *, token: str = "") -> shapes.ShownToken:
