@@ -124,6 +124,18 @@ async def test_a_login_goes_on_at_a_server_that_was_started_again(
     assert store.count(USED_SIGN_IN) == store.count(DEVICE_GRANT) == 0
 
 
+async def test_a_sign_in_is_not_finished_again_once_it_is_over_and_forgotten(
+    clock: VirtualClock, store: Store
+) -> None:
+    used, ends_at_ns = UsedSignIns(store, clock), clock.now_ns() + 1
+    used.check("state")  # by a second one, whom the provider lets wait
+    await used.use("state", ends_at_ns=ends_at_ns)
+    await clock.advance(1)
+    await used.sweep()
+    with pytest.raises(Unauthenticated):
+        await used.use("state", ends_at_ns=ends_at_ns)
+
+
 async def test_one_network_begins_few_and_its_oldest_makes_room(
     clock: VirtualClock, grants: DeviceGrants
 ) -> None:

@@ -46,8 +46,8 @@ class UsedSignIns:
         name = _name(state)
 
         def change(draft: Draft) -> None:
-            if draft.get(USED_SIGN_IN, SCOPE, name) is not None:
-                raise _used()
+            if draft.get(USED_SIGN_IN, SCOPE, name) is not None or ends_at_ns <= draft.now_ns:
+                raise _used()  # one that is over may be used and forgotten already
             draft.put(USED_SIGN_IN, SCOPE, name, spec=UsedSignInSpec(ends_at_ns=ends_at_ns))
 
         touches = [USED_SIGN_IN.key(SCOPE, name)]
