@@ -24,6 +24,7 @@ from fleetplane.kernel.errors import Conflict, InvalidArgument
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Beside, Draft, Store
+from fleetplane.kernel.unbroken import finish
 from fleetplane.web.rest.routes import Answer
 
 KEPT_SECONDS = 24 * 3600
@@ -132,14 +133,14 @@ class Answers:
         if name is None:
             return None
         if _expires(name, self._prefix) <= self._now():
-            await self._forget(once.digest)
+            await self._forget(once.digest, name)
             return None
         if once.digest in self._doubtful:
             await self._settled()
         sealed = await self._store.get_secret(name)
         self._doubtful.discard(once.digest)
         if sealed is None:
-            del self._names[once.digest]
+            self._names.pop(once.digest, None)  # unless it was forgotten meanwhile
             return None
         kept = msgspec.msgpack.decode(self._master.open(sealed, purpose=name), type=Kept)
         if kept.fingerprint != once.fingerprint:
@@ -153,13 +154,16 @@ class Answers:
 
     async def keep(self, once: Once, answer: Answer[Any]) -> None:
         """For a request that has ended well. Nothing is left to do if its writes took the answer along."""
+        await finish(self._keep(once, answer))
+
+    async def _keep(self, once: Once, answer: Answer[Any]) -> None:
         final = once.encode(answer)
         if final != once.recorded:
             await self._store.put_secret(once.name, self._sealed(once.name, final), actor=ACTOR)
         self._names[once.digest] = once.name
         self._doubtful.discard(once.digest)
         if len(self._names) > ANSWERS_LIMIT:
-            await self._forget(next(iter(self._names)))
+            await self._forget(*next(iter(self._names.items())))
 
     def _beside(self, actor: str, _action: str, _touches: Collection[Key]) -> Beside | None:
         """The record of a running request, in each of its transactions."""
@@ -183,14 +187,17 @@ class Answers:
     async def sweep(self) -> int:
         """Forget what has been kept long enough; how many."""
         now = self._now()
-        old = [digest for digest, name in self._names.items() if _expires(name, self._prefix) <= now]
-        for digest in old:
-            await self._forget(digest)
+        old = [(digest, name) for digest, name in self._names.items() if _expires(name, self._prefix) <= now]
+        for digest, name in old:
+            await self._forget(digest, name)
         return len(old)
 
-    async def _forget(self, digest: str) -> None:
+    async def _forget(self, digest: str, name: str) -> None:
+        if self._names.get(digest) != name:
+            return  # somebody else did so, and the key may have been used again since
+        del self._names[digest]
         self._doubtful.discard(digest)
-        await self._store.delete_secret(self._names.pop(digest), actor=ACTOR)
+        await self._store.delete_secret(name, actor=ACTOR)
 
     def _now(self) -> int:
         return self._clock.now_ns() // 1_000_000_000
