@@ -84,6 +84,35 @@ async def test_of_two_tokens_of_one_name_that_are_made_at_once_there_is_one(stor
         tokens.authenticate(str(made[0]))
 
 
+async def test_nobody_goes_on_with_a_revoked_token_while_another_reads_that_it_is(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    active, standing_by = await tokens_of(store), Tokens(store, MASTER, CLOCK)
+    token = await active.create("ci", roles=ROLES, actor="local")
+    await standing_by.load()
+    await active.revoke("ci", actor="local")
+    standing_by.secret_changed("token/ci")
+    names, reading, go_on = store.secret_names, asyncio.Event(), asyncio.Event()
+
+    async def slowly(prefix: str) -> Any:
+        reading.set()
+        await go_on.wait()
+        return await names(prefix)
+
+    monkeypatch.setattr(store, "secret_names", slowly)
+
+    async def second() -> None:
+        await reading.wait()
+        asyncio.get_running_loop().call_soon(go_on.set)
+        await standing_by.refresh()
+        with pytest.raises(Unauthenticated):
+            standing_by.authenticate(token)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        tasks.create_task(standing_by.refresh())
+        tasks.create_task(second())
+
+
 async def test_an_authority_takes_a_step_although_whoever_wanted_it_left(store: Store) -> None:
     authority = await Authority.load_or_create(store, MASTER, CLOCK)
     told: list[Phase] = []

@@ -7,6 +7,7 @@ copied database tells neither who holds tokens nor what they may do.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class Tokens:
         self._coming: set[str] = set()
         """Names of tokens that are being written."""
         self._is_stale = False
+        self._refreshing = asyncio.Lock()  # guards: whoever finds nothing stale has what was read last
         store.keep_fresh(self)
 
     def __repr__(self) -> str:
@@ -81,13 +83,14 @@ class Tokens:
 
     async def refresh(self) -> None:
         """Know every token that other servers made, and none that they revoked."""
-        while self._is_stale:
-            self._is_stale = False
-            try:
-                await self.load()
-            except BaseException:
-                self._is_stale = True
-                raise
+        async with self._refreshing:
+            while self._is_stale:
+                self._is_stale = False
+                try:
+                    await self.load()
+                except BaseException:
+                    self._is_stale = True
+                    raise
 
     async def create(
         self,
