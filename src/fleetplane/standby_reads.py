@@ -85,9 +85,8 @@ class StandbyReads:
         settings, clock = self._settings, self._clock
         await standby.index.confirm()
         async with contextlib.AsyncExitStack() as stack:
-            kernel = await self._kernel(standby, stack)
             keys = _Keys()
-            kernel.store.keep_fresh(keys)
+            kernel = await self._kernel(standby, stack, keys)
             domains = await assembly.build(settings, kernel)
             for domain in domains:
                 if isinstance(domain, ReadableOnStandby):
@@ -120,9 +119,10 @@ class StandbyReads:
                 following.cancel()
         log.info("standby.reads_end", silent_seconds=round(standby.index.silent_seconds, 1))
 
-    async def _kernel(self, standby: Standby, stack: contextlib.AsyncExitStack) -> Kernel:
+    async def _kernel(self, standby: Standby, stack: contextlib.AsyncExitStack, keys: _Keys) -> Kernel:
         """What domains stand on, over a store that refuses writes: keys that do not exist are not made."""
         store, clock = standby.store.reader(), self._clock
+        store.keep_fresh(keys)  # before the first is read
         master = self._keys.master(may_create=False)
         telemetry = None
         if self._keeps_telemetry:
