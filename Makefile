@@ -70,6 +70,7 @@ faults: .make/env .make/system-test
 	CLUSTER_SEEDS=2000 CLUSTER_SHOWN=1 STORE_CRASH_ROUNDS=300 TAKEOVER_ROUNDS=30 $(BIN)/python -m pytest -q tests/faults \
 		tests/kernel/store/test_cluster_simulation.py tests/kernel/store/test_servers_takeover.py
 	HYPOTHESIS_EXPLORE=1 $(BIN)/python -m pytest -q -m hypothesis
+	HOLD_BACK=1 PYTHONPATH=$(CURDIR)/tests/support/held_back $(BIN)/python -m pytest -n 6 --dist worksteal -q
 
 bench: .make/env .make/system-bench
 	$(BIN)/python bench/run.py

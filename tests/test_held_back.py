@@ -1,0 +1,43 @@
+"""What `make faults` runs the suite with: threads and sockets come later, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HELD_BACK = Path(__file__).parent / "support" / "held_back"
+PROGRAM = """
+import asyncio, socket, threading, time
+
+async def main():
+    one, other = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=one)
+    late = 0
+    for number in range(300):
+        began = []
+        asked = time.monotonic()
+        assert await asyncio.to_thread(lambda: began.append(time.monotonic()) or number) == number
+        late += began[0] - asked > 0.01
+        other.send(b"%d\\n" % number)
+        assert await reader.readline() == b"%d\\n" % number
+    writer.close()
+    other.close()
+    return late
+
+print("late" if asyncio.run(main()) else "never late")
+"""
+
+
+def test_threads_are_late_and_everything_arrives_in_order() -> None:
+    path = os.pathsep.join((str(HELD_BACK), os.environ.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "HOLD_BACK": "1", "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
