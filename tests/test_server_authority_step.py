@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.gpus.serving import gpus_only
 
-from fleetplane import server, settings
+from fleetplane import server
 from fleetplane.kernel.identity import Authority
 from fleetplane.presenting import Presenting
 from fleetplane.rpc import Listener, ListenerSpec, open_listener
@@ -44,14 +45,7 @@ async def test_a_step_of_the_authority_while_listeners_open_renews_them(
     monkeypatch.setattr(server, "Authority", SeenAuthority)
     monkeypatch.setattr(server, "open_listener", stepping)
     monkeypatch.setattr(Presenting, "_renew", renew)
-    flags = {
-        "only": "gpus",
-        "data_dir": str(tmp_path / "data"),
-        "listeners.web.addresses": "127.0.0.1:0",
-        "listeners.device-api.addresses": "127.0.0.1:0",
-    }
-    given = settings.load(config=None, environment={}, flags=flags)
     async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
-        tasks.create_task(server.serve(given, announce=lambda *_: None))
+        tasks.create_task(server.serve(gpus_only(tmp_path), announce=lambda *_: None))
         await renewed.wait()
         stop.set()

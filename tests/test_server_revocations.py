@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.gpus.serving import gpus_only
 
-from fleetplane import server, settings
+from fleetplane import server
 from fleetplane.kernel.identity.revocation import Revocations, Revoked, revocation_key
 from fleetplane.kernel.store import Store
 
@@ -28,15 +29,8 @@ async def test_a_server_tells_of_a_revocation_whose_author_left_while_it_was_wri
 
     monkeypatch.setattr(server, "_stop_on_signals", lambda: stop)
     monkeypatch.setattr(server, "Revocations", SeenRevocations)
-    flags = {
-        "only": "gpus",
-        "data_dir": str(tmp_path / "data"),
-        "listeners.web.addresses": "127.0.0.1:0",
-        "listeners.device-api.addresses": "127.0.0.1:0",
-    }
-    given = settings.load(config=None, environment={}, flags=flags)
     async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:
-        tasks.create_task(server.serve(given, announce=lambda *_: ready.set()))
+        tasks.create_task(server.serve(gpus_only(tmp_path), announce=lambda *_: ready.set()))
         await ready.wait()
         [(revocations, store)] = made
         told = asyncio.Queue[Revoked]()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.kernel.leaving import leave_while_written
 
 from fleetplane.domains.boards import logins as board_logins
 from fleetplane.domains.boards import server as boards
@@ -182,22 +183,6 @@ async def test_a_login_with_the_former_password_that_begins_while_the_next_is_ha
         await replacing
         slow.go_on.set()
     assert family.logins._records.list(name) == []
-
-
-async def leave_while_written(store: Store, asked: Coroutine[Any, Any, Any]) -> None:
-    """Ask for something, go away while it is written, and wait until that is done."""
-    asking, commit = asyncio.create_task(asked), store._engine.commit
-
-    async def left(rows: Any) -> Any:
-        asking.cancel()
-        return await commit(rows)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store._engine, "commit", left)
-        async with asyncio.timeout(60):
-            with pytest.raises(asyncio.CancelledError):
-                await asking
-    await store.transact(lambda _: None, actor="test", action="nothing", touches=())
 
 
 @pytest.mark.parametrize("change", ["password", "deactivation", "deletion"])

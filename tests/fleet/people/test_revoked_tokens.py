@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.kernel.leaving import leave_while_written
 
 from fleetplane.fleet.people.rest.tokens import TokenRoutes
 from fleetplane.fleet.people.tokens_service import OperatorsService
@@ -57,16 +57,6 @@ async def test_another_token_of_its_name_inherits_nothing_although_whoever_revok
     operators, bindings = await Operators.load(store, MasterKey(bytes(32), CLOCK), CLOCK), Bindings(store)
     await operators.tokens.create("ci", roles=frozenset({ROLE}), actor="local")
     await bindings.give("token/ci", str(ROLE), "/tenants/acme", actor="local")
-    asking, commit = asyncio.create_task(revoke(operators, bindings)), store._engine.commit
-
-    async def left(rows: Any) -> Any:
-        asking.cancel()
-        return await commit(rows)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store._engine, "commit", left)
-        async with asyncio.timeout(60):
-            with pytest.raises(asyncio.CancelledError):
-                await asking
+    await leave_while_written(store, revoke(operators, bindings))
     assert not operators.tokens.records()
     assert bindings.all() == []

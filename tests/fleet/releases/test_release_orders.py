@@ -15,6 +15,7 @@ import pytest
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.fleet.releases_kit import tiny_wheel
+from support.kernel.leaving import being_written
 
 import fleetplane
 from fleetplane.fleet.releases.agents_service import DomainReleases
@@ -128,15 +129,6 @@ async def test_a_release_is_kept_with_its_files_and_a_signature_and_deleted_with
     assert site.shelved == 0
     with pytest.raises(NotFound):
         site.releases.get("2.0")
-
-
-async def being_written(store: Store) -> None:
-    """Return when what was queued is on its way to the disk."""
-    async with asyncio.timeout(SECONDS):
-        while not store.statistics().queued:
-            await asyncio.sleep(0)
-        while store.statistics().queued:
-            await asyncio.sleep(0)
 
 
 async def test_a_release_that_is_stored_after_its_sender_left_has_its_files(site: Site) -> None:

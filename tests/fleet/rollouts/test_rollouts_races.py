@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.fleet.simulated_subject import SimulatedAgent, SimulatedSubject
+from support.kernel.leaving import being_written
 
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.records import KINDS, PolicySpec, status_of
@@ -49,11 +50,7 @@ class Site:
 
     async def leaves(self, asking: asyncio.Task[object]) -> None:
         """Whoever asks goes away while what was asked for is being written."""
-        async with asyncio.timeout(SECONDS):
-            while not self.store.statistics().queued:
-                await asyncio.sleep(0)
-            while self.store.statistics().queued:
-                await asyncio.sleep(0)
+        await being_written(self.store)
         assert asking.cancel()
 
     def phases(self) -> list[Phase]:

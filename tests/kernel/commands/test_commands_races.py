@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-import pytest
+from support.kernel.leaving import leave_while_written
 from support.shared.commandkit import SCOPE, FakeCourier, ledger
 
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, Command, Commands, State, state_of
@@ -94,17 +94,8 @@ async def test_one_that_cannot_stop_keeps_what_it_got_while_that_was_cancelled(t
 
 
 async def left_alone(store: Store, asked: Coroutine[Any, Any, Any]) -> None:
-    """Ask for something, and leave while it is being written."""
-    asking = asyncio.create_task(asked)
-    async with asyncio.timeout(60):
-        while not store.statistics().queued:
-            await asyncio.sleep(0)
-        while store.statistics().queued:
-            await asyncio.sleep(0)
-        assert asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        await store.settled(COMMAND_TARGET)
+    await leave_while_written(store, asked)
+    await store.settled(COMMAND_TARGET)
 
 
 async def test_what_is_written_down_as_sent_is_sent_although_its_issuer_left(tmp_path: Path) -> None:

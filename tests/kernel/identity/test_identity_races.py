@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.kernel.leaving import leave_while_written
 
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.errors import AlreadyExists, Unauthenticated
@@ -28,20 +29,6 @@ ROLES = frozenset({Role("edge.admin")})
 async def store(tmp_path: Path) -> AsyncIterator[Store]:
     async with Store.open(StoreSettings(path=tmp_path / "s.db"), kinds=KERNEL_KINDS, clock=CLOCK) as store:
         yield store
-
-
-async def leave_while_written(store: Store, asked: Coroutine[Any, Any, Any]) -> None:
-    """Ask for something, go away while it is written, and wait until that is done."""
-    asking = asyncio.create_task(asked)
-    async with asyncio.timeout(60):
-        while not store.statistics().queued:
-            await asyncio.sleep(0)
-        while store.statistics().queued:
-            await asyncio.sleep(0)
-        assert asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        await store.transact(lambda _: None, actor="test", action="nothing", touches=())
 
 
 async def tokens_of(store: Store) -> Tokens:

@@ -12,6 +12,7 @@ from pathlib import Path
 import asyncssh
 import pytest
 from support.boards.ssh_lab import TOKEN, SshLab, ssh_lab
+from support.kernel.leaving import being_written
 
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
 from fleetplane.domains.boards.inventory.clusters import Clusters
@@ -359,11 +360,7 @@ async def test_an_operation_that_is_being_taken_back_is_not_begun(tmp_path: Path
 async def test_an_operation_goes_on_although_whoever_asked_for_it_left(rig: Rig) -> None:
     board = await rig.board("one")
     asking = asyncio.create_task(rig.engine.request(rig.order(board), actor=ACTOR))
-    async with asyncio.timeout(60):
-        while not rig.store.statistics().queued:
-            await asyncio.sleep(0)
-        while rig.store.statistics().queued:
-            await asyncio.sleep(0)
+    await being_written(rig.store)
     assert asking.cancel()  # while it is being written
     await asyncio.gather(asking, return_exceptions=True)
     async with asyncio.timeout(60):

@@ -132,6 +132,7 @@ async def test_what_is_sent_while_the_disk_is_still_read_is_not_replaced_by_what
         await asyncio.wait({taking}, timeout=0.2)
         slow.handed_over.set()
         await until(lambda: has(keeper, "2"))
+        assert keeper.applied().wanted == "2"
 
 
 class SlowCopper(SimulatedBoard):
