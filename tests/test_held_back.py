@@ -9,7 +9,22 @@ from pathlib import Path
 
 HELD_BACK = Path(__file__).parent / "support" / "held_back"
 PROGRAM = """
-import asyncio, socket, threading, time
+import asyncio, queue, socket, threading, time
+
+def between_threads():
+    passed, late = queue.Queue(), 0
+
+    def hand_on():
+        for number in range(20):
+            time.sleep(0.002)
+            passed.put((number, time.monotonic()))
+
+    threading.Thread(target=hand_on).start()
+    for number in range(20):
+        found, put = passed.get()
+        assert found == number
+        late += time.monotonic() - put > 0.01
+    return late
 
 async def main():
     one, other = socket.socketpair()
@@ -26,7 +41,8 @@ async def main():
     other.close()
     return late
 
-print("late" if asyncio.run(main()) else "never late")
+print("pools", "late" if asyncio.run(main()) else "never late")
+print("threads", "late" if between_threads() else "never late")
 """
 
 
@@ -40,4 +56,4 @@ def test_threads_are_late_and_everything_arrives_in_order() -> None:
         timeout=120,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "pools late\nthreads late\n", "")

@@ -2,8 +2,9 @@
 
 What usually comes first comes second now and then, so that a test, or a program of ours, that only happens
 to be right fails in some runs: see `make faults`. Nothing is lost and nothing is turned around that Python
-keeps in order: work in threads begins and ends later, and an event loop hears of some sockets later. A loop
-that is not asyncio's own, such as a server's, has its threads held back only.
+keeps in order: threads begin later, go on later after they have waited for one another, work in pools begins
+and ends later, and an event loop hears of some sockets later. A loop that is not asyncio's own, such as a
+server's, has its threads held back only.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import random
 import selectors
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -20,19 +22,23 @@ from typing import Any
 
 THREAD_SHARE, THREAD_SECONDS = 0.1, 0.15
 """How much of what is done in threads begins, or is told to have ended, later, and by how much at most."""
+WOKEN_SHARE = 0.5
+"""How many of the threads that waited for another go on later; there are far fewer of these."""
 SOCKET_SHARE, SOCKET_SECONDS = 0.01, 0.1
 LATER_SHARE = 0.2
 """How many of the sockets that are ready are heard of in the loop's next turn."""
 
 _dice = random.Random(f"{os.environ.get('HOLD_BACK')}/{os.getpid()}")
 _submit = ThreadPoolExecutor.submit
+_run = threading.Thread.run
+_wait = threading.Condition.wait
 _select = selectors.EpollSelector.select
 _held: dict[tuple[int, int], float] = {}
 """Until when, by selector and file descriptor."""
 
 
-def _nap() -> None:
-    if _dice.random() < THREAD_SHARE:
+def _nap(share: float = THREAD_SHARE) -> None:
+    if _dice.random() < share:
         time.sleep(_dice.random() ** 2 * THREAD_SECONDS)
 
 
@@ -47,6 +53,20 @@ def _submit_later(
             _nap()
 
     return _submit(self, work)
+
+
+def _run_later(self: threading.Thread) -> None:
+    _nap(WOKEN_SHARE)
+    _run(self)
+
+
+def _wait_longer(self: threading.Condition, timeout: float | None = None) -> bool:
+    woken = _wait(self, timeout)
+    if not _is_in_a_loop():
+        state = self._release_save()  # type: ignore[attr-defined]  # as if the machine had woken this thread later
+        _nap(WOKEN_SHARE)
+        self._acquire_restore(state)  # type: ignore[attr-defined]
+    return woken
 
 
 def _is_in_a_loop() -> bool:
@@ -83,4 +103,6 @@ def _is_held(key: tuple[int, int]) -> bool:
 
 if os.environ.get("HOLD_BACK"):
     ThreadPoolExecutor.submit = _submit_later  # type: ignore[method-assign, assignment]
+    threading.Thread.run = _run_later  # type: ignore[method-assign]
+    threading.Condition.wait = _wait_longer  # type: ignore[method-assign]
     selectors.EpollSelector.select = _select_later  # type: ignore[method-assign, assignment]
