@@ -53,7 +53,7 @@ def test_a_running_server_is_backed_up_and_restored_as_a_new_lineage(tmp_path: P
             number = 0
             while not stop.is_set():
                 register(server.socket, f"busy-{number}")
-                number += 1
+                number = (number + 1) % 1000  # there is a limit to how many there may be
 
         writing = threading.Thread(target=write)
         writing.start()

@@ -47,7 +47,9 @@ class ServerProcess:
         return self.process.wait(STOP_SECONDS)
 
     def logged(self) -> list[dict[str, object]]:
-        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
+        """Every whole line: a long one is written in pieces, and the last may not be there yet."""
+        whole = self.log.read_bytes().rpartition(b"\n")[0]
+        return [json.loads(line) for line in whole.splitlines() if line.startswith(b"{")]
 
     def told(self) -> list[dict[str, object]]:
         """What was logged, but for what the machine is to blame for."""
