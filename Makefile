@@ -30,7 +30,7 @@ help:
 	@mkdir -p .make && touch $@
 
 # The system packages that tests and benchmarks need, and generators of clients.
-.make/system-%: tools/setup.sh tools/clients/package-lock.json
+.make/system-%: tools/setup.sh tools/clients/package-lock.json tools/authority/requirements.txt
 	@tools/setup.sh $*
 	@mkdir -p .make && touch $@
 
@@ -66,10 +66,11 @@ quick: .make/env lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal --quick -q
 
 # An hour or so; the short forms are in `make test`.
-faults: .make/env .make/system-test
+faults: .make/env .make/system-test .make/system-faults
 	CLUSTER_SEEDS=2000 CLUSTER_SHOWN=1 STORE_CRASH_ROUNDS=300 TAKEOVER_ROUNDS=30 $(BIN)/python -m pytest -q tests/faults \
 		tests/kernel/store/test_cluster_simulation.py tests/kernel/store/test_servers_takeover.py
 	HYPOTHESIS_EXPLORE=1 $(BIN)/python -m pytest -q -m hypothesis
+	PEBBLE=$(CURDIR)/.make/authority/pebble $(BIN)/python -m pytest -q tests/domains/proxies/acme
 	HOLD_BACK=1 PYTHONPATH=$(CURDIR)/tests/support/held_back $(BIN)/python -m pytest -n 6 --dist worksteal -q
 
 bench: .make/env .make/system-bench

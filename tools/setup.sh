@@ -159,6 +159,15 @@ client_generators() {
     npm ci --prefix .make/clients --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null
 }
 
+# An authority that suggests when to renew: Debian's has no opinion yet. Built with a compiler from a package.
+newer_authority() {
+    empty_environment .make/go
+    say "building a newer ACME authority; the first time takes a few minutes"
+    install_pinned .make/go tools/authority/requirements.txt
+    GOBIN="$PWD/.make/authority" GOPATH="$PWD/.make/go/path" GOFLAGS=-modcacherw \
+        .make/go/bin/go install github.com/letsencrypt/pebble/v2/cmd/pebble@v2.10.1
+}
+
 case ${1:-} in
     python) python_environment "$2" ;;
     product) product_environment "$2" ;;
@@ -176,7 +185,8 @@ case ${1:-} in
         need chromium chromium  # the live page is tested in a real browser
         client_generators       # clients are made of the OpenAPI documents, and compiled
         ;;
+    faults) newer_authority ;;
     run) need_quiet nginx nginx ;;  # `make run` shows two of them
     bench) need h2load nghttp2-client; need taskset util-linux ;;
-    *) say "usage: setup.sh python VENV | product VENV | audit VENV | run | test | bench"; exit 2 ;;
+    *) say "usage: setup.sh python VENV | product VENV | audit VENV | run | test | faults | bench"; exit 2 ;;
 esac

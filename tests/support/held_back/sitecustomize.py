@@ -22,8 +22,9 @@ from typing import Any
 
 THREAD_SHARE, THREAD_SECONDS = 0.1, 0.15
 """How much of what is done in threads begins, or is told to have ended, later, and by how much at most."""
-WOKEN_SHARE = 0.5
-"""How many of the threads that waited for another go on later; there are far fewer of these."""
+WOKEN_SHARE, WOKEN_TIMES = 0.5, 200
+"""How many of the threads that waited for another go on later, and how often one at most: whoever reads a
+hundred thousand lines one by one would never come to an end."""
 SOCKET_SHARE, SOCKET_SECONDS = 0.01, 0.1
 LATER_SHARE = 0.2
 """How many of the sockets that are ready are heard of in the loop's next turn."""
@@ -35,6 +36,8 @@ _wait = threading.Condition.wait
 _select = selectors.EpollSelector.select
 _held: dict[tuple[int, int], float] = {}
 """Until when, by selector and file descriptor."""
+_own = threading.local()
+"""Of each thread: how often it went on later."""
 
 
 def _nap(share: float = THREAD_SHARE) -> None:
@@ -62,10 +65,14 @@ def _run_later(self: threading.Thread) -> None:
 
 def _wait_longer(self: threading.Condition, timeout: float | None = None) -> bool:
     woken = _wait(self, timeout)
-    if not _is_in_a_loop():
-        state = self._release_save()  # type: ignore[attr-defined]  # as if the machine had woken this thread later
-        _nap(WOKEN_SHARE)
-        self._acquire_restore(state)  # type: ignore[attr-defined]
+    times = getattr(_own, "times", 0)
+    if times < WOKEN_TIMES and not _is_in_a_loop():
+        _own.times = times + 1
+        state = self._release_save()  # type: ignore[attr-defined]  # as if it had been woken later
+        try:
+            _nap(WOKEN_SHARE)
+        finally:
+            self._acquire_restore(state)  # type: ignore[attr-defined]
     return woken
 
 

@@ -161,12 +161,14 @@ async def side(
     answers: bool = True,
     zones: Mapping[str, ZoneOptions] | None = None,
     authority_options: AuthorityOptions | None = None,
+    policy: RenewalPolicy | None = None,
 ) -> AsyncIterator[CertificateSide]:
     """Everything as the server runs it, its challenges answered (or not) where the authority comes."""
     options = AcmeOptions(
         authority=authority_options or pebble.options,
         zones=zones or {},
         dns_servers=[("127.0.0.1", pebble.dns_port)],
+        policy=policy or RenewalPolicy(),
     )
     made = CertificateSide(at.store, at.clock, at.master, options, workspaces=at.workspaces, vault=at.vault)
     app = made.board if answers else ChallengeBoard(at.clock)

@@ -58,6 +58,11 @@ class Pebble:
         with urllib.request.urlopen(request, timeout=60) as answer:
             answer.read()
 
+    def suggest_renewal(self, chain_pem: str, answer: str) -> None:
+        """What it says from now on when it is asked when to renew a certificate, in these very words."""
+        body = {"Certificate": chain_pem, "ARIResponse": answer}
+        self._managed("set-renewal-info/", json.dumps(body).encode())
+
     def root_pem(self) -> str:
         return self._managed("roots/0")
 
@@ -66,11 +71,12 @@ class Pebble:
         found = json.loads(self._managed(f"cert-status-by-serial/{serial:x}"))
         return str(found["Status"])
 
-    def _managed(self, path: str) -> str:
+    def _managed(self, path: str, body: bytes | None = None) -> str:
         import ssl
 
         context = ssl.create_default_context(cafile=str(self.ca_file))
-        with urllib.request.urlopen(f"{self.management}/{path}", timeout=60, context=context) as answer:
+        asked = f"{self.management}/{path}"
+        with urllib.request.urlopen(asked, data=body, timeout=60, context=context) as answer:
             return str(answer.read().decode())
 
 
@@ -159,7 +165,7 @@ def pebble(
         process = stack.enter_context(
             running(
                 log,
-                "pebble",
+                os.environ.get("PEBBLE", "pebble"),
                 "-config",
                 str(config),
                 "-dnsserver",

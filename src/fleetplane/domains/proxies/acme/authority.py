@@ -30,6 +30,10 @@ FETCH_SECONDS = 5.0
 """How long one call looks whether a certificate is ready; the library sleeps a second in between."""
 
 
+_MISREAD = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What the library raises at JSON of another shape than it expects: it looks at no types."""
+
+
 @contextmanager
 def explained() -> Iterator[None]:
     """Whatever the library raises, as a failure with the authority's own words."""
@@ -44,7 +48,7 @@ def explained() -> Iterator[None]:
         raise IssuanceFailed(_words(error.error)) from error
     except requests.RequestException as error:
         raise IssuanceFailed(f"the authority cannot be reached: {error}") from error
-    except (acme_errors.Error, josepy.errors.Error, ValueError, KeyError) as error:
+    except (acme_errors.Error, josepy.errors.Error, *_MISREAD) as error:
         raise IssuanceFailed(f"the authority's answer makes no sense: {error!r}") from error
 
 
@@ -219,4 +223,6 @@ class Conversation:
         """When the authority would like us to renew, if it says so, and when to ask again."""
         with explained():
             suggested, again = self._opened().renewal_time(chain_pem.encode())
+            if suggested is not None:
+                suggested = suggested.astimezone(dt.UTC)
             return suggested, again.astimezone(dt.UTC)
