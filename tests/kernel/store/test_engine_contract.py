@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.shared.enginekit import EMPTY, group
@@ -282,3 +285,36 @@ async def test_two_writers_at_once_never_both_write(factory: EngineFactory, tmp_
             assert outcomes[0].mark == outcomes[1].mark == winner.after
             mark = winner.after
         assert len((await one.groups(after=0, limit=1000)).groups) == 10
+
+
+async def test_a_reader_who_leaves_while_a_connection_is_made_leaves_nobody_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await _sqlite(tmp_path)
+    connecting, going_on = threading.Event(), threading.Event()
+    connect = sqlite3.connect
+    made: list[tuple[threading.Thread, sqlite3.Connection]] = []
+
+    def held_back(*args: Any, **options: Any) -> sqlite3.Connection:
+        connecting.set()
+        assert going_on.wait(60)
+        made.append((threading.current_thread(), connect(*args, **options)))
+        return made[0][1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite3, "connect", held_back)
+        async with engine.load([]):  # has the only connection there is
+            reading = asyncio.create_task(engine.lineage())
+            assert await asyncio.to_thread(connecting.wait, 60)
+            reading.cancel()
+            await asyncio.sleep(0)
+            assert not reading.done()
+            going_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+    thread, connection = made[0]
+    await asyncio.to_thread(thread.join, 60)
+    assert not thread.is_alive()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.total_changes  # noqa: B018  # asked for, to be told that there is nobody
+    await engine.close()

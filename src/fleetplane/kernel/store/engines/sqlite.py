@@ -6,14 +6,17 @@ chain beside it, through SQLAlchemy.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+import aiosqlite
 from sqlalchemy import URL, Executable, Select, event, exc, func, select
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -38,6 +41,7 @@ from fleetplane.kernel.store.engine import (
 from fleetplane.kernel.store.engines.sqlite_writer import SqliteWriter, configure
 from fleetplane.kernel.store.settings import StoreSettings
 from fleetplane.kernel.store.space import is_full
+from fleetplane.kernel.unbroken import finish
 
 READERS = 3
 """Connections beside the writer's; history is read in short pages, so they are shared by many."""
@@ -63,6 +67,7 @@ class SqliteEngine:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         engine = create_async_engine(
             URL.create("sqlite+aiosqlite", database=str(path)),
+            async_creator=partial(_connected, path),
             isolation_level="AUTOCOMMIT",  # transactions are begun and ended in so many words
             pool_size=READERS,
             max_overflow=0,
@@ -283,6 +288,22 @@ def _logged(row: Any, changes: Sequence[LogRow]) -> LoggedGroup:
         log=changes,
         at_ns=row.at_ns,
     )
+
+
+async def _connected(path: Path) -> aiosqlite.Connection:
+    """A connection, made to its end: one that is left half-way answers a loop that may be closed by then."""
+    made = aiosqlite.connect(path, check_same_thread=False)
+    made._thread.daemon = True  # as SQLAlchemy does
+
+    async def connect() -> None:
+        await made
+
+    try:
+        await finish(connect())
+    except asyncio.CancelledError:
+        await finish(made.close())
+        raise
+    return made
 
 
 def _preparing(busy_timeout_seconds: float) -> Any:
