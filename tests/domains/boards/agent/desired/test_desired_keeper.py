@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import pytest
 import structlog
 from support.boards.boards_rig import until
 
 from fleetplane.domains.boards.agent.audit import AuditTrail
 from fleetplane.domains.boards.agent.config import ProgramsSection, RuleSection
 from fleetplane.domains.boards.agent.desired.keeper import DesiredKeeper
+from fleetplane.domains.boards.agent.gpio.errors import HardwareSilent
+from fleetplane.domains.boards.agent.gpio.hardware_thread import HardwareThread
 from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard, Wire
 from fleetplane.domains.boards.agent.membership import IdentityFolder
 from fleetplane.domains.boards.agent.pins.pins import Pins
@@ -198,14 +201,25 @@ async def test_pins_to_be_driven_again_are_released_if_they_are_not_wanted_by_th
         assert [copper.wires[pin].consumer for pin in (17, 18)] == [None, None]
 
 
-async def test_a_pin_that_was_driven_too_late_to_be_told_is_released_with_the_others(tmp_path: Path) -> None:
+async def test_a_pin_that_was_driven_too_late_to_be_told_is_released_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copper = SlowCopper()
     async with keeping(tmp_path, copper) as keeper:
-        keeper._pins._thread._call_seconds = 0.1
+        thread = keeper._pins._thread
+
+        async def given_up_once_begun(work: Callable[[], object]) -> None:
+            """Not by the clock: a call whose time is over before it began is dropped."""
+            calling = asyncio.create_task(HardwareThread.call(thread, work))
+            await until(lambda: copper.holds)
+            calling.cancel()
+            raise HardwareSilent("gpio did not answer")
+
+        monkeypatch.setattr(thread, "call", given_up_once_begun)
         copper.hold(17)
         await keeper.take(wanted("1", pins=(17,)))
         await until(lambda: "did not answer" in keeper.applied().error)
-        keeper._pins._thread._call_seconds = 60.0
+        monkeypatch.undo()
         copper.go.set()
         await until(lambda: copper.wires[17].consumer)
         await keeper.take(wanted("2", ("/usr/bin/sleep", "1001")))

@@ -39,18 +39,26 @@ async def test_the_loop_goes_on_while_the_hardware_hangs() -> None:
 
 
 async def test_a_call_that_was_given_up_before_it_began_never_happens() -> None:
-    thread, free = HardwareThread("test", call_seconds=0.05), threading.Event()
+    thread, free, begun = HardwareThread("test", call_seconds=60), threading.Event(), threading.Event()
     done: list[str] = []
-    with pytest.raises(HardwareSilent):
-        await thread.call(free.wait)
+
+    def hang() -> None:
+        begun.set()
+        free.wait()
+
+    hanging = asyncio.create_task(thread.call(hang))
+    while not begun.is_set():
+        await asyncio.sleep(0.001)
+    thread._call_seconds = 0.05
     with pytest.raises(HardwareSilent):
         await thread.call(lambda: done.append("too late"))
     cancelled = asyncio.create_task(thread.call(lambda: done.append("cancelled")))
     await asyncio.sleep(0)
     cancelled.cancel()
     await asyncio.gather(cancelled, return_exceptions=True)
-    free.set()
     thread._call_seconds = 60.0
+    free.set()
+    await hanging
     await thread.call(lambda: done.append("in time"))
     assert done == ["in time"]
     await thread.close()
