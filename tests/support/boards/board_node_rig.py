@@ -11,11 +11,12 @@ from typing import Any
 
 import grpc
 import structlog
-from support.boards.boards_rig import BoardKey, BoardsRig, until
+from support.boards.boards_rig import DEADLINE_SECONDS, BoardKey, BoardsRig, until
 
 from fleetplane.domains.boards.agent import config as node_config
 from fleetplane.domains.boards.agent.assembly import BoardAgentParts, introduced_now, run_node
 from fleetplane.domains.boards.agent.config import NodeConfig
+from fleetplane.domains.boards.agent.gpio.hardware_thread import HardwareThread
 from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard
 from fleetplane.domains.boards.agent.grpc.listeners import Ports
 from fleetplane.domains.boards.agent.logs.ring import LogRing
@@ -29,6 +30,11 @@ from fleetplane.kernel.identity import LeafProfile, LeafUsage
 from fleetplane.rpc import Listener
 
 LOCAL = {"addresses": ["127.0.0.1"], "port": 0}
+
+# Simulated pins answer when their thread has its turn.
+_defaults = HardwareThread.__init__.__kwdefaults__
+assert "call_seconds" in _defaults
+_defaults["call_seconds"] = DEADLINE_SECONDS
 
 
 def configured(**sections: Mapping[str, Any]) -> NodeConfig:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+from support.shared.free_ports import free_port
+
 from fleetplane.domains.boards.agent import trust as link
 
 
@@ -28,7 +30,8 @@ class Relay:
             await self.cut()
 
     async def mend(self) -> None:
-        port = int(self.address.rpartition(":")[2]) if self.address else 0
+        # One that stays ours while nobody listens at it.
+        port = int(self.address.rpartition(":")[2]) if self.address else free_port()
         self._listening = await asyncio.start_server(self._serve, "127.0.0.1", port)
         self.address = f"127.0.0.1:{self._listening.sockets[0].getsockname()[1]}"
 
@@ -40,13 +43,17 @@ class Relay:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, port = link.endpoint(self._target)
+        self._writers.add(writer)
         try:
             onward_reader, onward = await asyncio.open_connection(host, port)
         except BaseException:
+            self._writers.discard(writer)
             writer.transport.abort()
             raise
-        self._writers |= {writer, onward}
+        self._writers.add(onward)
         try:
+            if writer.transport.is_closing():  # cut meanwhile
+                return
             with contextlib.suppress(OSError):
                 await asyncio.gather(_pour(reader, onward), _pour(onward_reader, writer))
         finally:

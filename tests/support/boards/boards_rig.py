@@ -17,6 +17,7 @@ from cryptography.x509.oid import NameOID
 
 from fleetplane.domains.blueprint import Kernel
 from fleetplane.domains.boards.access import LISTENER, PLAIN_LISTENER
+from fleetplane.domains.boards.calls.channels import NodeLinks
 from fleetplane.domains.boards.core import BoardCore, BoardOptions
 from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.joining import credentials
@@ -40,6 +41,11 @@ from fleetplane.server import compose, cut_off
 
 DEADLINE_SECONDS = 60.0
 BOSS = "operator/boss"
+
+# How long a board's answer takes says something about the machine: who waits for one waits as for all else.
+_defaults = NodeLinks.call.__kwdefaults__
+assert "seconds" in _defaults
+_defaults["seconds"] = DEADLINE_SECONDS
 
 
 async def until(condition: Callable[[], Any], *, seconds: float = DEADLINE_SECONDS) -> Any:
