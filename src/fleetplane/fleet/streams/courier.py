@@ -15,6 +15,7 @@ from fleetplane.fleet.streams.presence import F, Flight, L, Live, Out, Presences
 from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Command, Commands
+from fleetplane.kernel.commands.steps import TOO_LATE
 from fleetplane.kernel.errors import FleetplaneError
 
 log = structlog.get_logger(__name__)
@@ -85,8 +86,12 @@ class StreamCourier(Generic[Out, L, F]):
     def recall(self, target: str, command: str, reason: str) -> None:
         """Tell the agent to stop. Its place is taken until it answers or its time is over."""
         live = self._presences.get(target)
-        flight = live.flights.get(command) if live is not None else None
-        if live is None or flight is None or flight.recalled:
+        if live is not None:
+            self._recall(live, command, reason)
+
+    def _recall(self, live: L, command: str, reason: str) -> None:
+        flight = live.flights.get(command)
+        if flight is None or flight.recalled:
             return
         flight.recalled = True
         message = self._protocol.encode_recall(live, command, reason)
@@ -104,11 +109,16 @@ class StreamCourier(Generic[Out, L, F]):
         return flight
 
     async def expire(self, ledger: Commands) -> None:
-        """Give up the places of commands whose time is over, and send what waits for them."""
+        """Give up the places of commands whose time is over, and send what waits for them.
+
+        Whoever was not told to stop by then is: the ledger says so as soon as it has written the end of a
+        command down, and finds no place of it any more if this comes first.
+        """
         now_ns = self._clock.now_ns()
         for live in self._presences:
             late = [command for command, flight in live.flights.items() if flight.over_at_ns <= now_ns]
             for command in late:
+                self._recall(live, command, TOO_LATE)
                 del live.flights[command]
             if late:
                 await ledger.room(live.agent)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from support.edge.edge_identity_rig import MovableClock
 from support.edge.edge_signer import legacy, ok
 from support.edge.edge_streams_rig import Daemon, Rig, streams_rig, until
 
@@ -314,6 +315,29 @@ async def test_the_servers_own_deadline_waits_a_little_longer_than_the_daemons(t
         assert time.monotonic() - began >= 1.9
         assert (await daemon.next("cancel")).command_id == public_id(command)
         assert (await daemon.next("invoke_tool")).command_id == public_id(queued), "its place is free again"
+        daemon.leave()
+
+
+async def test_a_daemon_is_told_to_stop_also_if_its_place_is_given_up_before_that_is_written(
+    tmp_path: Path,
+) -> None:
+    clock = MovableClock()
+    async with streams_rig(tmp_path, clock=clock, runs=False) as rig:
+        daemon = await rig.daemon()
+        await daemon.open()
+        command = await rig.issue(daemon, deadline_seconds=60)
+        await daemon.next("invoke_tool")
+        clock.ahead_seconds = 3600
+        ledger, courier = rig.side.dispatcher.ledger, rig.side.dispatcher.courier
+        await courier.expire(ledger)
+        assert rig.side.presences.in_flight(daemon.node_id) == 0
+        await ledger.expire()
+        assert rig.outcome(command, daemon) == "timed_out"
+        later = await rig.issue(daemon)
+        told = [await daemon.read() for _ in range(2)]
+        assert [one.WhichOneof("command") for one in told] == ["cancel", "invoke_tool"]
+        assert told[0].cancel.command_id == public_id(command)
+        assert told[1].invoke_tool.command_id == public_id(later)
         daemon.leave()
 
 
