@@ -14,6 +14,8 @@ from support.shared.server_process import running_server
 from fleetplane.cli.exits import Exit
 
 TENANT = "acme"
+NOT_BOTH = (Exit.FAILURE, Exit.PARTIAL, Exit.CONDITION_NOT_MET, Exit.NOT_FOUND, Exit.UNAVAILABLE)
+"""How a run ends that meets one of them, or none."""
 
 
 async def execute(*words: str) -> Outcome:
@@ -67,5 +69,5 @@ async def _until_both(*run: str) -> Outcome:
         found = await execute(*run)
         if found.code == 0:
             return found
-        assert found.code in (Exit.FAILURE, Exit.PARTIAL, Exit.CONDITION_NOT_MET, Exit.NOT_FOUND), found
+        assert found.code in NOT_BOTH, found
     raise AssertionError("they did not both connect")

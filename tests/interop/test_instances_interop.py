@@ -85,6 +85,7 @@ async def events_into(client: OriginalOperator, method: str, seen: list[Any]) ->
 async def test_an_agent_registers_once_with_the_certificate_the_protocol_asks_for(tmp_path: Path) -> None:
     async with lab(tmp_path, document()) as place:
         [request] = await place.created()
+        await until(lambda: all(i.status is not None and i.status.provider_id for i in place.instances()))
         agent = agent_of(place, request)
         answer = await agent.register()
 

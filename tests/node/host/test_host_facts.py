@@ -47,10 +47,12 @@ def test_memory_that_the_host_of_a_container_has_is_not_the_containers(tmp_path:
 
 
 def test_the_machine_itself_is_read_as_psutil_reads_it() -> None:
-    found, known = proc.memory(), psutil.virtual_memory()
+    before, found, known = psutil.virtual_memory(), proc.memory(), psutil.virtual_memory()
     assert found is not None
     assert found.total_bytes == known.total
-    assert found.available_bytes == pytest.approx(known.available, rel=0.2)
+    # Others take memory and give it back meanwhile.
+    there = sorted((before.available, known.available))
+    assert 0.8 * there[0] <= found.available_bytes <= 1.2 * there[1]
     assert proc.memory_bytes() == pytest.approx(known.total, rel=0.1)
     assert proc.uptime_seconds() > 0
     own = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

@@ -18,6 +18,9 @@ from fleetplane.node.programs.guard import Program
 from fleetplane.node.programs.output import TAIL_BYTES, Channel, Kept, Streamed
 from fleetplane.node.programs.run import Ended
 
+PATIENT = Containment(term_seconds=60.0)
+"""Whoever listens to TERM has the time to do so, however busy the machine is."""
+
 
 class Listener:
     def __init__(self, limit_bytes: int) -> None:
@@ -126,7 +129,7 @@ async def test_whoever_does_not_listen_to_term_is_killed(tmp_path: Path) -> None
 async def test_whoever_listens_to_term_may_tidy_up(tmp_path: Path) -> None:
     trap = f"trap 'echo tidy > {tmp_path}/tidied; exit 0' TERM"
     program = shell(f"{trap}; echo > {tmp_path}/up; while true; do sleep 0.1; done")
-    running = asyncio.ensure_future(run(program))
+    running = asyncio.ensure_future(run(program, containment=PATIENT))
     await until((tmp_path / "up").exists)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -222,10 +225,19 @@ async def test_new_privileges_are_the_containments_choice(contained: bool, flag:
     assert listener.stdout.split()[1] == flag
 
 
-async def test_the_last_words_of_a_program_whose_time_ran_out_are_kept() -> None:
-    kept = Kept(4096)
+async def test_the_last_words_of_a_program_whose_time_ran_out_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept, timed_out = Kept(4096), programs._timed_out
+
+    async def once_it_is_up(guarded: asyncio.subprocess.Process, seconds: float | None) -> bool:
+        """However long its start takes, its time does not run out before it listens."""
+        await until(lambda: bytes(kept.stdout) == b"up\n")
+        return await timed_out(guarded, seconds)
+
+    monkeypatch.setattr(programs, "_timed_out", once_it_is_up)
     script = "trap 'echo asked; exit 0' TERM; echo up; while :; do sleep 0.05; done"
-    ended = await programs.run(shell(script), Containment(), kept, timeout_seconds=6)
+    ended = await programs.run(shell(script), PATIENT, kept, timeout_seconds=0.1)
     assert (ended.timed_out, ended.exit_code, bytes(kept.stdout)) == (True, 0, b"up\nasked\n")
 
 

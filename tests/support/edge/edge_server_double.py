@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.duration_pb2 import Duration
+from support.shared.free_ports import free_port
 from support.shared.throwaway_ca import ThrowawayCa
 
 from fleetplane.domains.edge.wire import envelope
@@ -84,7 +85,7 @@ class EdgeServerDouble:
             self.authority.write_bytes(ca.pem)
             certificate, key = ca.server(folder)
             self._files = TlsFiles(certificate=certificate, key=key)
-        self._port = 0
+        self._port = free_port()  # it may go and come back
         self._stack = contextlib.AsyncExitStack()
         self._app: GrpcApp | None = None
         self._queues: list[asyncio.Queue[bytes | None]] = []
@@ -252,8 +253,7 @@ class EdgeServerDouble:
         )
         app.seal()
         spec = ListenerSpec(name=LISTENER, addresses=(self.address,), app=app, tls=self._files)
-        listener = await self._stack.enter_async_context(open_listener(spec, grace_seconds=0.2))
-        self._port = int(listener.addresses[0].rpartition(":")[2])
+        await self._stack.enter_async_context(open_listener(spec, grace_seconds=0.2))
         self._app = app
 
     async def stop(self) -> None:

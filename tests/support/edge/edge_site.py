@@ -43,14 +43,19 @@ def a_tenant() -> str:
 
 
 async def until(condition: Callable[[], Any], *, seconds: float = SECONDS) -> Any:
-    """What the condition comes to, once that is true; it may be one that has to be awaited."""
+    """What the condition comes to, once that is true; it may be one that has to be awaited.
+
+    Asked more seldom the longer it takes: an operator may call a thousand times a minute.
+    """
+    pause = 0.02
     async with asyncio.timeout(seconds):
         while True:
             found = condition()
             found = await found if isinstance(found, Awaitable) else found
             if found:
                 return found
-            await asyncio.sleep(0.04)
+            pause = min(pause * 1.1, 0.2)
+            await asyncio.sleep(pause)
 
 
 @dataclass(slots=True, kw_only=True)

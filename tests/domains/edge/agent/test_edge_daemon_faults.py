@@ -70,7 +70,7 @@ async def test_what_was_running_when_the_daemon_died_is_not_run_again(
     async with running(state):
         await until(lambda: server.hellos)
         server.invoke("cmd.run", arguments, command_id="one")
-        await until((tmp_path / "ran").exists)
+        await until(lambda: (tmp_path / "ran").exists() and (tmp_path / "ran").read_text() == "ran\n")
     async with running(state):
         await until(lambda: len(server.hellos) == 2)
         found = await server.outcome("cmd.run", arguments, command_id="one")

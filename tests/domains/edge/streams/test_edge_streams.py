@@ -119,7 +119,7 @@ async def test_the_bearer_token_of_the_call_may_be_the_nodes_own(tmp_path: Path)
     [
         ({"key": STRANGER}, Code.UNAUTHENTICATED),
         ({"stream_id": "aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee"}, Code.UNAUTHENTICATED),
-        ({"ahead_ms": 301_000}, Code.UNAUTHENTICATED),
+        ({"ahead_ms": 360_000}, Code.UNAUTHENTICATED),  # still ahead of us when it is read late
         ({"inner": b"more"}, Code.UNAUTHENTICATED),
     ],
 )
@@ -303,7 +303,7 @@ async def test_two_rotations_within_one_overlap_do_not_cut_the_stream(tmp_path: 
         await until(lambda: rig.side.streams.heartbeats["acme"] == 3)
         live = rig.side.presences.get(daemon.node_id)
         assert live is not None
-        assert live.credentials_until_ns is not None, "it is let go when the overlap is over"
+        await until(lambda: live.credentials_until_ns is not None)  # it is let go when the overlap is over
         daemon.leave()
 
 
