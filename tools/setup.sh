@@ -22,14 +22,36 @@ need() {
     command -v "$command" >/dev/null || { say "$command is still missing after installing $*"; exit 1; }
 }
 
+# fetched COMMAND...: run what asks a registry, and again if that failed: registries do not answer now and then.
+# What is not what was pinned stays refused.
+fetched() {
+    local told attempt ended
+    told=$(mktemp)
+    for attempt in 1 2 3; do
+        ended=0
+        "$@" 2>"$told" || ended=$?
+        cat "$told" >&2
+        if [ $ended = 0 ] || [ $attempt = 3 ] || grep -q HASHES "$told"; then break; fi
+        say "that failed; trying again in $((5 * attempt)) s"
+        sleep $((5 * attempt))
+    done
+    rm -f "$told"
+    return $ended
+}
+
 install_packages() {
     say "installing $* with apt-get"
     if ! command -v apt-get >/dev/null; then
         say "this is no Debian; please install by hand: $*"; exit 1
     fi
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get update -qq &&
-        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null ||
+    as_root true && fetched apt_install "$@" ||
         { say "could not install; please run as root: apt-get install $*"; exit 1; }
+}
+
+# apt_install PACKAGE...: waits for whoever else installs something.
+apt_install() {
+    local apt="env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3"
+    as_root $apt update && as_root $apt install -y --no-install-recommends "$@" >/dev/null
 }
 
 # need_quiet COMMAND PACKAGE: the same for a service. Tests start their own; the system's must not start just
@@ -94,7 +116,8 @@ empty_environment() {
 
 # Every file that is installed is checked against its hash.
 install_pinned() {
-    PIP_DISABLE_PIP_VERSION_CHECK=1 "$1/bin/pip" install --quiet --require-hashes --no-deps --requirement "$2"
+    fetched env PIP_DISABLE_PIP_VERSION_CHECK=1 "$1/bin/pip" install --quiet --timeout 60 --require-hashes --no-deps \
+        --requirement "$2"
 }
 
 # What makes the code installable: the generated part of it is made at build.
@@ -156,7 +179,7 @@ client_generators() {
     need npm npm
     mkdir -p .make/clients
     cp tools/clients/package.json tools/clients/package-lock.json .make/clients/
-    npm ci --prefix .make/clients --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null
+    fetched npm ci --prefix .make/clients --ignore-scripts --no-audit --no-fund --loglevel=error --fetch-retries=5 >/dev/null
 }
 
 # An authority that suggests when to renew: Debian's has no opinion yet. Built with a compiler from a package.
