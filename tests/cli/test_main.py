@@ -95,7 +95,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, invoke: I
 
 
 def test_a_process_ends_with_the_code_and_one_line_on_stderr(tmp_path: Path) -> None:
-    outcome = execute("gpus", "list", "--address", str(tmp_path / "none.sock"), "--timeout", "5s")
+    outcome = execute("gpus", "list", "--address", str(tmp_path / "none.sock"), "--timeout", "50s")
     assert outcome.code == 8
     assert outcome.out == ""
     assert outcome.err.count("\n") == 1

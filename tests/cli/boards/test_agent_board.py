@@ -16,6 +16,11 @@ from support.boards.original_board_agent import dial
 from support.boards.original_controller import OriginalClient
 
 PROGRAM = [sys.executable, "-m", "fleetplane.cli.main", "agent", "board"]
+PATIENT = """
+from fleetplane.domains.boards.agent import reporter
+
+reporter.GOODBYE_SECONDS = 60.0
+"""
 
 
 async def run(*words: str, stdin: bytes = b"") -> tuple[int, str, str]:
@@ -35,10 +40,21 @@ async def run(*words: str, stdin: bytes = b"") -> tuple[int, str, str]:
 
 @asynccontextmanager
 async def agent(state: Path, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """One that says goodbye however long the machine takes to pass that on."""
     local = ("--state-dir", str(state), "--simulate", "--address", "127.0.0.1", "--port", "0")
+    site = state.parent / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(PATIENT)
+    path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
     with (state.parent / "agent.log").open("wb") as log:
         child = await asyncio.create_subprocess_exec(
-            *PROGRAM, "run", *local, *words, stdout=asyncio.subprocess.DEVNULL, stderr=log
+            *PROGRAM,
+            "run",
+            *local,
+            *words,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": path},
         )
     try:
         await until(lambda: (state / "running.json").exists() or child.returncode is not None, seconds=60)

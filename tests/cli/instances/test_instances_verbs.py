@@ -6,8 +6,10 @@ import io
 import json
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,6 +19,8 @@ from support.instances.operator_server import Server, running
 from support.shared.cli_runner import Invoke
 
 from fleetplane.domains.instances import credentials
+from fleetplane.domains.instances.cli import view, watch
+from fleetplane.domains.instances.cli.watch import follow
 from fleetplane.domains.instances.credentials import ClientRole
 from fleetplane.domains.instances.kinds import OPERATOR
 from fleetplane.domains.instances.rules import decide as rules
@@ -433,12 +437,31 @@ def test_what_nobody_knows_cannot_be_explained(invoke: Invoke, here: list[str]) 
 # Watching.
 
 
+@pytest.fixture
+def until(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[list[str]], bool]], None]:
+    """Ends a watch as soon as what was printed is enough, however long that takes."""
+
+    def end(is_enough: Callable[[list[str]], bool]) -> None:
+        def followed(*given: Any, **options: Any) -> Iterator[Any]:
+            lines: list[str] = []
+            with closing(follow(*given, **options)) as events:
+                for event in events:
+                    yield event
+                    lines.append(view.event_line(event))
+                    if is_enough(lines):
+                        return
+
+        monkeypatch.setattr(watch, "follow", followed)
+
+    return end
+
+
 def test_a_watch_tells_groups_instances_and_errors_line_by_line(
-    invoke: Invoke, server: Server, mine: list[str]
+    invoke: Invoke, server: Server, mine: list[str], until: Callable[[Callable[[list[str]], bool]], None]
 ) -> None:
     def happen() -> None:
         rig = server.rig
-        for _ in range(2000):
+        for _ in range(6000):
             if rig.service.open_watches == 3:
                 break
             threading.Event().wait(0.01)
@@ -446,34 +469,63 @@ def test_a_watch_tells_groups_instances_and_errors_line_by_line(
         server.run(rig.drain(instance, "unhealthy"))
         server.tell(TENANT, "web", "", "the cloud\x1b[31m is full")
 
+    def is_told(lines: list[str]) -> bool:
+        return (
+            any(line.startswith("group") and "actual=1" in line for line in lines)
+            and any(line.startswith("instance  pending_deletion") and "unhealthy" in line for line in lines)
+            and any(line.startswith("error     web  the cloud") for line in lines)
+        )
+
+    until(is_told)
     doing = threading.Thread(target=happen)
     doing.start()
-    outcome = invoke("instances", "watch", *mine, "--for", "12s")
+    outcome = invoke("instances", "watch", *mine, "--for", "60s")
     doing.join()
     assert outcome.code == 0
     lines = outcome.out.splitlines()
     groups = [line.split() for line in lines if line.startswith("group")]  # three streams keep no order
     assert groups[0] == ["group", "UPSERT", "api", "size=1", "actual=0"]
-    assert any("actual=1" in line for line in groups)
-    assert any(line.startswith("instance  pending_deletion") and "unhealthy" in line for line in lines)
-    assert any(line.startswith("error     web  the cloud") for line in lines)
+    assert is_told(lines), outcome
     assert "\x1b" not in outcome.out
 
 
-def test_a_watch_for_programs_is_one_object_a_line(invoke: Invoke, mine: list[str]) -> None:
-    outcome = invoke("instances", "watch", "groups", *mine, "-o", "json", "--for", "6s")
+def until_scaled(server: Server, until: Callable[[Callable[[list[str]], bool]], None]) -> None:
+    """What is there is two groups; a change of one of them comes right after that."""
+
+    def is_told(lines: list[str]) -> bool:
+        if len(lines) == 2:
+            server.run(scaled(server, 6))
+        return "size=6" in lines[-1]
+
+    until(is_told)
+
+
+async def scaled(server: Server, size: int) -> None:
+    await (await server.rig.operator()).upsert("web", size=size)
+
+
+def test_a_watch_for_programs_is_one_object_a_line(
+    invoke: Invoke, server: Server, mine: list[str], until: Callable[[Callable[[list[str]], bool]], None]
+) -> None:
+    until_scaled(server, until)
+    outcome = invoke("instances", "watch", "groups", *mine, "-o", "json", "--for", "60s")
     events = [json.loads(line) for line in outcome.out.splitlines()]
     assert [(event["kind"], event["type"], event["object"]["key"]) for event in events] == [
         ("group", "UPSERT", "api"),
         ("group", "UPSERT", "web"),
+        ("group", "UPSERT", "web"),
     ]
+    assert [event["object"]["size"] for event in events] == [1, 2, 6]
 
 
-def test_a_watch_understands_the_first_generation_of_group_events(invoke: Invoke, tmp_path: Path) -> None:
+def test_a_watch_understands_the_first_generation_of_group_events(
+    invoke: Invoke, tmp_path: Path, until: Callable[[Callable[[list[str]], bool]], None]
+) -> None:
     with running(tmp_path, generations={TENANT: "first"}) as server:
+        until_scaled(server, until)
         mine = ["--data-dir", str(server.rig.folder), "--tenant", TENANT]
-        outcome = invoke("instances", "watch", "groups", *mine, "-o", "json", "--for", "6s")
-    assert [json.loads(line)["type"] for line in outcome.out.splitlines()] == ["UPSERT", "UPSERT"]
+        outcome = invoke("instances", "watch", "groups", *mine, "-o", "json", "--for", "60s")
+    assert [json.loads(line)["type"] for line in outcome.out.splitlines()] == ["UPSERT"] * 3
 
 
 def test_a_certificate_made_for_a_command_is_short_lived(

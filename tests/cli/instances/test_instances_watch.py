@@ -110,6 +110,6 @@ async def _set_size(rig: Any, size: int) -> None:
 
 
 def test_the_first_connection_must_succeed(tmp_path: Path) -> None:
-    target = Target(place=Place(data_dir=tmp_path, timeout=1), tenant=TENANT)
+    target = Target(place=Place(data_dir=tmp_path, timeout=60), tenant=TENANT)
     with pytest.raises(Unavailable):
-        next(follow(target, Known(), ["groups"], seconds=5, on_gap=lambda _reason, _delay: None))
+        next(follow(target, Known(), ["groups"], seconds=60, on_gap=lambda _reason, _delay: None))

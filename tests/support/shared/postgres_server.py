@@ -18,6 +18,7 @@ from unittest.mock import patch
 from support.shared.free_ports import free_port
 
 from fleetplane.kernel.store.engines import postgres_line
+from fleetplane.kernel.store.servers import seat
 
 START_SECONDS = 60.0
 ACCOUNT = "postgres"
@@ -122,8 +123,11 @@ def running() -> Iterator[PostgresServer]:
         server = PostgresServer(folder, free_port())
         server.start()
         try:
-            # How long it takes to let somebody in says something about the machine.
-            with patch.object(postgres_line, "CONNECT_SECONDS", START_SECONDS):
+            # How long it takes to let somebody in, or to hear them leave, says something about the machine.
+            with (
+                patch.object(postgres_line, "CONNECT_SECONDS", START_SECONDS),
+                patch.object(seat, "LEAVE_SECONDS", START_SECONDS),
+            ):
                 yield server
         finally:
             server.stop(signal.SIGQUIT)  # without a last checkpoint: its files are deleted
