@@ -12,6 +12,7 @@ import hmac
 from collections.abc import Callable
 
 from fleetplane.kernel.errors import PermissionDenied, Unauthenticated
+from fleetplane.web.rest import cookies
 
 COOKIE = "fleetplane_session"
 CSRF_HEADER = "x-csrf-token"
@@ -29,20 +30,10 @@ def csrf_of(session: str) -> str:
     return hashlib.sha256(f"csrf\n{session}".encode()).hexdigest()[:32]
 
 
-def session_in(cookies: str | None) -> str | None:
-    """The session in a `Cookie` header; None if there is none, or more than one that could be meant."""
-    found = [
-        value.strip()
-        for name, _, value in (part.partition("=") for part in (cookies or "").split(";"))
-        if name.strip() == COOKIE
-    ]
-    return found[0] if len(found) == 1 and 0 < len(found[0]) <= COOKIE_LIMIT else None
-
-
 def credential(
-    authorization: str | None, cookies: str | None, csrf: str | None, *, method: str
+    authorization: str | None, kept: str | None, csrf: str | None, *, method: str, secure: bool
 ) -> str | None:
-    """What a caller shows of itself: the `Authorization` header, or else a console session.
+    """What a caller shows of itself: the `Authorization` header, or else a session among the kept cookies.
 
     Raises `Unauthenticated` for a session that would change something without its CSRF token.
     """
@@ -50,7 +41,7 @@ def credential(
         if authorization.strip().lower().startswith(f"{SCHEME.lower()} "):
             raise Unauthenticated("a console session is shown as a cookie", details={"cause": "form"})
         return authorization
-    session = session_in(cookies)
+    session = cookies.read(kept, COOKIE, secure=secure, limit=COOKIE_LIMIT)
     if session is None:
         return None
     if method not in SAFE and not hmac.compare_digest((csrf or "").encode(), csrf_of(session).encode()):
@@ -86,6 +77,4 @@ def _host_in(origin: str) -> str:
 
 def set_cookie(session: str, *, secure: bool) -> str:
     """The `Set-Cookie` header that keeps a session; an empty one ends it."""
-    life = SESSION_SECONDS if session else 0
-    flags = "; HttpOnly; SameSite=Strict; Path=/" + ("; Secure" if secure else "")
-    return f"{COOKIE}={session}; Max-Age={life}{flags}"
+    return cookies.written(COOKIE, session, seconds=SESSION_SECONDS, same_site="Strict", secure=secure)

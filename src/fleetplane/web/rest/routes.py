@@ -59,6 +59,7 @@ class Headers:
             self.get("cookie"),
             self.get(console.CSRF_HEADER),
             method=self._method,
+            secure=self.secure,
         )
 
 

@@ -136,7 +136,13 @@ class OpenIDRoutes:
 
     async def finish(self, call: Call[Any]) -> Answer[None]:
         provider, state = self._known(), call.query.get("state", "")
-        pending = sign_in.opened(call.headers.get("cookie"), state, self._master, now_ns=self._clock.now_ns())
+        pending = sign_in.opened(
+            call.headers.get("cookie"),
+            state,
+            self._master,
+            now_ns=self._clock.now_ns(),
+            secure=self._is_secure(call),
+        )
         self._used.check(pending.state)
         if call.query.get("iss", self._settings.issuer) != self._settings.issuer:
             raise Unauthenticated("another provider answered", details={"cause": "issuer"})
@@ -180,7 +186,7 @@ class OpenIDRoutes:
         await self._used.sweep()
 
     def _cookie(self, call: Call[Any], value: str) -> str:
-        return sign_in.cookie(value, path=PATH, secure=self._is_secure(call))
+        return sign_in.cookie(value, secure=self._is_secure(call))
 
     def _is_secure(self, call: Call[Any]) -> bool:
         return call.headers.secure or self._own_address.startswith("https:")

@@ -19,6 +19,7 @@ import msgspec
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import IntegrityError, InvalidArgument, Unauthenticated
 from fleetplane.kernel.identity import MasterKey
+from fleetplane.web.rest import cookies
 
 COOKIE = "fleetplane_oidc"
 LIFE_SECONDS = 600
@@ -85,9 +86,9 @@ def sealed(pending: Pending, master: MasterKey) -> str:
     return _text(master.seal(msgspec.msgpack.encode(pending), purpose=_PURPOSE))
 
 
-def opened(cookies: str | None, state: str, master: MasterKey, *, now_ns: int) -> Pending:
-    """The sign-in that a browser began with this state; raises `Unauthenticated`."""
-    value = _cookie(cookies)
+def opened(kept: str | None, state: str, master: MasterKey, *, now_ns: int, secure: bool) -> Pending:
+    """The sign-in that a browser began with this state, from its cookies; raises `Unauthenticated`."""
+    value = cookies.read(kept, COOKIE, secure=secure, limit=COOKIE_LIMIT)
     if not value:
         raise _foreign("this browser began no sign-in, or took too long")
     try:
@@ -102,20 +103,9 @@ def opened(cookies: str | None, state: str, master: MasterKey, *, now_ns: int) -
     return pending
 
 
-def cookie(value: str, *, path: str, secure: bool) -> str:
+def cookie(value: str, *, secure: bool) -> str:
     """The `Set-Cookie` header; an empty value forgets it. Lax: the way back comes from another site."""
-    life = LIFE_SECONDS if value else 0
-    flags = f"; HttpOnly; SameSite=Lax; Path={path}" + ("; Secure" if secure else "")
-    return f"{COOKIE}={value}; Max-Age={life}{flags}"
-
-
-def _cookie(cookies: str | None) -> str:
-    found = [
-        value.strip()
-        for name, _, value in (part.partition("=") for part in (cookies or "").split(";"))
-        if name.strip() == COOKIE
-    ]
-    return found[0] if len(found) == 1 and len(found[0]) <= COOKIE_LIMIT else ""
+    return cookies.written(COOKIE, value, seconds=LIFE_SECONDS, same_site="Lax", secure=secure)
 
 
 def _text(raw: bytes) -> str:
