@@ -19,13 +19,17 @@ from fleetplane.domains.proxies.agent import agent as agents
 from fleetplane.domains.proxies.agent.agent import AgentPolicy, ProxyAgent
 from fleetplane.domains.proxies.agent.commands import REMEMBERED, WAITING_LIMIT, CommandHandler
 from fleetplane.domains.proxies.agent.credential import Credential, CredentialFile
+from fleetplane.domains.proxies.agent.nginx import processes
 from fleetplane.domains.proxies.agent.nginx.applier import Applier, ApplyOutcome
 from fleetplane.domains.proxies.agent.nginx.change_journal import State, Status
-from fleetplane.domains.proxies.agent.nginx.confirmation import Confirmed
+from fleetplane.domains.proxies.agent.nginx.confirmation import Confirmed, Worker
+from fleetplane.domains.proxies.agent.nginx.control import Nginx
+from fleetplane.domains.proxies.agent.nginx.processes import Master
 from fleetplane.domains.proxies.agent.observing.takeover import Phase, Takeover
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.node.connection import Attempt
+from fleetplane.sim.clock import VirtualClock
 
 OLD = Credential(agent_id="a", key_pem="key", certificate_pem="old")
 NEW = msgspec.structs.replace(OLD, certificate_pem="new")
@@ -131,6 +135,54 @@ async def test_an_agent_that_ends_while_it_rotates_a_log_has_nginx_reopen_it(tmp
     with pytest.raises(asyncio.CancelledError):
         await rotating
     assert ((tmp_path / "renamed").exists(), signals) == (True, [signal.SIGUSR1])
+
+
+# NGINX's master and its figures.
+
+
+def site(folder: Path, program: str) -> Any:
+    names = ("state", "logs", "error_log", "config", "pid", "socket")
+    paths = SimpleNamespace(**{name: folder / name for name in names})
+    return SimpleNamespace(paths=paths, binary=SimpleNamespace(path=Path(program)))
+
+
+async def test_an_nginx_that_says_its_number_late_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, masters = VirtualClock(), list[Master]()
+
+    async def answering(_self: Nginx) -> str:
+        return "1-1"
+
+    monkeypatch.setattr(Nginx, "answering", answering)
+    monkeypatch.setattr(Nginx, "master", lambda _self: masters[0] if masters else None)
+    monkeypatch.setattr(processes, "workers", lambda _master: frozenset({Worker(8, 1)}))
+    starting = asyncio.create_task(Nginx(site(tmp_path, "/bin/true"), clock).start("1-1"))
+    await until(lambda: clock.sleepers)
+    await clock.advance(5.0)
+    assert not starting.done()
+    masters.append(Master(pid=7, started=1))
+    await clock.advance(5.0)
+    async with asyncio.timeout(60):
+        assert await starting == Confirmed()
+
+
+async def test_a_question_that_nginx_answers_too_late_is_no_visitors(folder: Path) -> None:
+    heard, nginx = asyncio.Event(), Nginx(site(folder, "/bin/true"), SystemClock())
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        heard.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_unix_server(silent, folder / "socket"):
+        asking = asyncio.create_task(nginx.figures())
+        async with asyncio.timeout(60):
+            await heard.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+    assert nginx.asked == 1, "NGINX has counted it"
 
 
 # Credentials.

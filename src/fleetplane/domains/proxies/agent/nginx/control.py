@@ -109,14 +109,17 @@ class Nginx:
         return None if answer is None else parse_stub_status(answer)
 
     async def _ask(self, target: str) -> bytes | None:
-        answer = await get_unix(self.site.paths.socket, target, timeout=ASK_SECONDS)
+        answer = await get_unix(self.site.paths.socket, target, timeout=ASK_SECONDS, sent=self._count)
         if answer is None:
             return None
+        self.workers()
+        return answer.body if answer.status == 200 else None
+
+    def _count(self) -> None:
+        """NGINX counts what it was sent, also if its answer comes too late for us."""
         if (master := self.master()) != self._asked_master:
             self._asked_master, self.asked = master, 0
         self.asked += 1
-        self.workers()
-        return answer.body if answer.status == 200 else None
 
     # Acting.
 
@@ -142,7 +145,8 @@ class Nginx:
         )
         if code != 0:
             return Refused((output.strip() or "; ".join(log.lines()))[:WORDS_LIMIT])
-        while (master := self.master()) is None and log.age(self._clock) < ASK_SECONDS:
+        # It has gone to the background, where it says its number as soon as the machine lets it.
+        while (master := self.master()) is None and log.age(self._clock) < self._limit_seconds:
             await self._clock.sleep(POLL_SECONDS)
         return await self._watch(release, before=frozenset(), master=master, log=log)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,12 +23,14 @@ class Answer:
     body: bytes
 
 
-async def get_unix(path: Path, target: str, *, timeout: float) -> Answer | None:
-    """None if there was no answer in time, or none that can be read."""
+async def get_unix(
+    path: Path, target: str, *, timeout: float, sent: Callable[[], None] = lambda: None
+) -> Answer | None:
+    """None if there was no answer in time, or none that can be read. `sent` is called before either."""
     try:
         async with asyncio.timeout(timeout):
             reader, writer = await asyncio.open_unix_connection(str(path), limit=ANSWER_LIMIT_BYTES)
-            return await _exchange(reader, writer, target, host="localhost")
+            return await _exchange(reader, writer, target, host="localhost", sent=sent)
     except (*_REFUSED, TimeoutError):
         return None
 
@@ -52,10 +55,12 @@ async def _exchange(
     *,
     host: str,
     with_body: bool = True,
+    sent: Callable[[], None] = lambda: None,
 ) -> Answer:
     try:
         lines = [f"GET {target} HTTP/1.1", f"Host: {host}", "User-Agent: fleetplane", "Connection: close"]
         writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+        sent()
         await writer.drain()
         version, status, *_ = (await reader.readuntil(b"\n")).split(maxsplit=2)
         if not version.startswith(b"HTTP/"):
