@@ -52,9 +52,9 @@ class DocumentedAgent:
                 config_version=42,
             )
         )
+        self.commands: list[str] = []
         self._listener = threading.Thread(target=self._listen, name="documented-agent")
         self._listener.start()
-        self.commands: list[str] = []
 
     def _say(self, **payload: Any) -> None:
         self._sent.put(pb.AgentMessage(agent_id=getattr(self, "_agent_id", ""), **payload))

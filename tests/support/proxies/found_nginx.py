@@ -17,7 +17,8 @@ from support.proxies.nginx_rig import NGINX, binary
 from support.shared.free_ports import free_port
 
 from fleetplane.domains.proxies.agent.nginx import processes
-from fleetplane.domains.proxies.agent.observing import origin
+from fleetplane.domains.proxies.agent.nginx.processes import Master
+from fleetplane.domains.proxies.agent.observing import observed, origin
 from fleetplane.domains.proxies.agent.observing.configuration import ReadingPolicy
 from fleetplane.domains.proxies.agent.observing.observed import Built, ObservedNginx
 from fleetplane.domains.proxies.agent.observing.origin import Place
@@ -60,7 +61,7 @@ class FoundNginx:
     def start(self) -> None:
         subprocess.run([NGINX, "-c", self.config, "-g", "worker_priority 0;"], check=True)
         deadline = time.monotonic() + 60
-        while not self.pid():
+        while not self.workers():
             assert time.monotonic() < deadline, "NGINX does not start"
             time.sleep(0.02)
 
@@ -70,6 +71,11 @@ class FoundNginx:
             if processes.title_of(processes.PROC, pid).startswith("nginx: master process"):
                 return pid
         return 0
+
+    def workers(self) -> int:
+        """Which come after the number of their master."""
+        pid = self.pid()
+        return len(processes.workers(Master(pid=pid, started=0))) if pid else 0
 
     def title(self) -> str:
         """How it was started."""
@@ -108,8 +114,11 @@ def found_nginx() -> Iterator[FoundNginx]:
     found = FoundNginx(Path(tempfile.mkdtemp(prefix="fp-found-")))
     try:
         found.start()
-        # How long it takes to end and to begin says something about the machine.
-        with patch.multiple(origin, STOP_SECONDS=60.0, START_SECONDS=60.0):
+        # How long it takes to end, to begin and to answer says something about the machine.
+        with (
+            patch.multiple(origin, STOP_SECONDS=60.0, START_SECONDS=60.0),
+            patch.object(observed, "ASK_SECONDS", 60.0),
+        ):
             yield found
     finally:
         found.stop()

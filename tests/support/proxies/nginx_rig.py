@@ -12,10 +12,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import structlog
 from support.shared.free_ports import free_port
 
+from fleetplane.domains.proxies.agent.nginx import control
 from fleetplane.domains.proxies.agent.nginx.applier import Applier
 from fleetplane.domains.proxies.agent.nginx.change_journal import Status
 from fleetplane.domains.proxies.agent.nginx.control import Nginx
@@ -44,7 +46,9 @@ def state_folder() -> Iterator[Path]:
     """Short, since it holds a Unix socket; what workers need of it lies beside it."""
     folder = Path(tempfile.mkdtemp(prefix="fp-"))
     try:
-        yield folder
+        # How long it takes to answer and to end says something about the machine.
+        with patch.object(control, "ASK_SECONDS", LIMIT_SECONDS):
+            yield folder
     finally:
         stop_nginx(paths_in(folder))
         shutil.rmtree(folder, ignore_errors=True)

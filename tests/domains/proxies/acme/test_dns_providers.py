@@ -37,7 +37,7 @@ def provider(request: pytest.FixtureRequest, zone: ZoneFile, domain: str) -> Ite
         yield LexiconDns(Workers("DNS"), provider="powerdns", zone=domain, options=options)
 
 
-def visible(pebble: Pebble, *, seconds: float = 5.0) -> Propagation:
+def visible(pebble: Pebble, *, seconds: float = 60.0) -> Propagation:
     return Propagation(
         SystemClock(), servers=[("127.0.0.1", pebble.dns_port)], wait_seconds=seconds, poll_seconds=0.02
     )

@@ -329,6 +329,7 @@ async def test_ten_thousand_requests_across_twenty_reloads_all_succeed(rig: Rig)
     port = free_port()
     applier = await serving(rig, port)
     async with Load(port) as load:
+        await load.answered("1")
         for version in range(2, 22):
             assert (await applier.apply(saying(version, port), rig.report)).state is State.SUCCESS
             await load.answered(str(version))
