@@ -46,22 +46,27 @@ class Console:
         """Wait until an element holds these words."""
         await self.page.until(f"document.querySelector({selector!r})?.textContent.includes({words!r})")
 
+    async def _do(self, element: str, what: str) -> None:
+        """Do something to an element, `one`, once it is there: found and done in one turn of the page."""
+        await self.page.until(
+            f"(() => {{ const one = {element}; if (!one) return false; {what}; return true; }})()"
+        )
+
     async def click(self, selector: str) -> None:
-        await self.page.until(f"!!document.querySelector({selector!r})")
-        await self.page.value(f"document.querySelector({selector!r}).click()")
+        await self._do(f"document.querySelector({selector!r})", "one.click()")
 
     async def set(self, selector: str, value: str) -> None:
         """Give a field or a choice a value, as somebody who writes it."""
-        await self.page.value(
-            f"(() => {{ const one = document.querySelector({selector!r}); one.value = {json.dumps(value)};"
-            " for (const kind of ['input', 'change'])"
-            " one.dispatchEvent(new Event(kind, {bubbles: true})); })()"
+        await self._do(
+            f"document.querySelector({selector!r})",
+            f"one.value = {json.dumps(value)}; for (const kind of ['input', 'change'])"
+            " one.dispatchEvent(new Event(kind, {bubbles: true}))",
         )
 
     async def choose(self, selector: str, value: str) -> None:
         """Of a choice that the page offers once it knows of it."""
-        option = f"[...document.querySelector({selector!r}).options].some((one) => one.value === {value!r})"
-        await self.page.until(option)
+        options = f"[...(document.querySelector({selector!r})?.options ?? [])]"
+        await self.page.until(f"{options}.some((one) => one.value === {value!r})")
         await self.set(selector, value)
 
     async def dialog(self, words: str) -> None:
@@ -86,15 +91,14 @@ class Console:
         await self.page.until(f"document.querySelectorAll('.space .row').length === {count}")
 
     async def type(self, field: str, text: str) -> None:
-        await self.page.value(
-            f"(() => {{ const one = document.querySelector({field!r}); one.value = {text!r};"
-            " one.dispatchEvent(new Event('input', {bubbles: true})); })()"
+        await self._do(
+            f"document.querySelector({field!r})",
+            f"one.value = {text!r}; one.dispatchEvent(new Event('input', {{bubbles: true}}))",
         )
 
     async def part(self, title: str) -> None:
-        await self.page.value(
-            f"[...document.querySelectorAll('.tabs a')].find((one) => one.textContent === {title!r}).click()"
-        )
+        links = "[...document.querySelectorAll('.tabs a')]"
+        await self._do(f"{links}.find((one) => one.textContent === {title!r})", "one.click()")
 
     async def key(self, key: str, modifiers: int = 0) -> None:
         for kind in ("keyDown", "keyUp"):

@@ -47,7 +47,7 @@ async def machines_are_one_list(console: Console) -> None:
     await console.rows(len(DAEMONS))
     await console.type("input[name=q]", DAEMONS[1])
     await console.rows(1)
-    assert await page.value("location.hash") == f"#/fleet/machines?kind=edge&state=connected&q={DAEMONS[1]}"
+    await page.until(f"location.hash === '#/fleet/machines?kind=edge&state=connected&q={DAEMONS[1]}'")
     await page.value(
         "[...document.querySelectorAll('.filters button')].find((one) =>"
         " one.textContent === 'Save filter').click()"
@@ -270,7 +270,7 @@ async def the_server_itself_is_looked_at(console: Console) -> None:
     await console.type("input[name=actor]", "token/boss")
     rows = "[...document.querySelectorAll('[aria-label=\"Audit log\"] tbody tr')]"
     await page.until(f"{rows}.length > 0 && {rows}.every((one) => one.textContent.includes('token/boss'))")
-    assert await page.value("location.hash") == "#/fleet/audit?actor=token%2Fboss"
+    await page.until("location.hash === '#/fleet/audit?actor=token%2Fboss'")
     await console.type("input[name=actor]", "user/")
     await console.type("input[name=action]", "virtual_host.create")
     await page.until(f"{rows}.length === 1")
