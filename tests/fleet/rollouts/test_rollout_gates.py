@@ -114,7 +114,12 @@ async def test_webhooks_are_called_where_they_are_allowed_and_redirects_are_not_
 ) -> None:
     assert await sources.measure(asked(f"webhook {origin}/passed")) == Measured(value=1.0)
     assert await sources.measure(asked(f"webhook {origin}/value")) == Measured(value=2.0)
-    for path, problem in (("large", "more than"), ("elsewhere", "status 307"), ("broken", "status 500")):
+    for path, problem in (
+        ("large", "is longer than"),
+        ("packed", "content encoding 'gzip', which was not asked for"),
+        ("elsewhere", "status 307"),
+        ("broken", "status 500"),
+    ):
         found = await sources.measure(asked(f"webhook {origin}/{path}"))
         assert found.value is None
         assert problem in found.problem

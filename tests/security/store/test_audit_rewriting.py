@@ -7,7 +7,7 @@ import hashlib
 import socket
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -343,12 +343,17 @@ async def _dying(*_: object) -> None:
 
 async def test_checkpoints_reach_files_syslog_objects_and_webhooks(tmp_path: Path) -> None:
     received: list[bytes] = []
+    read_to_the_end: list[str] = []
 
     class Hook(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             received.append(self.rfile.read(int(self.headers["content-length"])))
-            self.send_response(204)
+            self.send_response(200)
             self.end_headers()
+            with suppress(OSError):  # far more than anybody who is not reading lets through
+                for _ in range(1024):
+                    self.wfile.write(bytes(65_536))
+                read_to_the_end.append(self.path)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -374,6 +379,7 @@ async def test_checkpoints_reach_files_syslog_objects_and_webhooks(tmp_path: Pat
         line = (tmp_path / "elsewhere.jsonl").read_bytes().strip()
         assert audit_checkpoints.read(line, SIGNER.public).seq == 1
         assert received == [line]
+        assert read_to_the_end == [], "what it answers is nothing that we ask for, and may have no end"
         assert syslog.recv(4096) == b"<109>fleetplane-audit: " + line
         stored = await LocalObjects(tmp_path / "audit" / "objects").get(f"audit/{lineage}/{1:012d}.json")
         assert stored is not None

@@ -5,6 +5,7 @@ What it answers stands in the question: the expression of a query, or the path o
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,14 +51,18 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(200, {"value": body["moved"]})
             case "/large":
                 self._answer(200, {"value": 1, "more": "x" * 100_000})
+            case "/packed":  # a hundred megabytes of a number, in a hundred kilobytes
+                self._answer(200, b'{"value": 1' + b"0" * 10 + b" " * 100_000_000 + b"}", packed=True)
             case "/elsewhere":
                 self._answer(307, {}, location="/passed")
             case _:
                 self._answer(500, {})
 
-    def _answer(self, status: int, content: object, location: str = "") -> None:
-        body = json.dumps(content).encode()
+    def _answer(self, status: int, content: object, location: str = "", *, packed: bool = False) -> None:
+        body = gzip.compress(content) if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
+        if packed:
+            self.send_header("content-encoding", "gzip")
         self.send_header("content-length", str(len(body)))
         if location:
             self.send_header("location", location)

@@ -27,6 +27,7 @@ import structlog
 
 from fleetplane.fleet.rollouts.subject import Period, Subject
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
+from fleetplane.kernel.http_answers import IDENTITY, bounded_body
 from fleetplane.kernel.values.times import NS, spelled
 from fleetplane.sections.rollouts import PrometheusSource, RolloutSettings, origin_of
 
@@ -176,7 +177,7 @@ class GateSources:
         if source.token_file:
             token = await asyncio.to_thread(Path(source.token_file).read_text)
             headers["authorization"] = f"Bearer {token.strip()}"
-        body = await self._call("GET", f"{base}/api/v1/query", params=parameters, headers=headers)
+        body = await self._call("GET", f"{base}/api/v1/query", headers, params=parameters)
         return vector_value(body)
 
     # Webhooks.
@@ -195,25 +196,21 @@ class GateSources:
             "targets": list(asked.targets)[:TARGETS_LIMIT],
         }
         headers = {"content-type": "application/json"}
-        return webhook_value(
-            await self._call("POST", url, content=msgspec.json.encode(content), headers=headers)
-        )
+        return webhook_value(await self._call("POST", url, headers, content=msgspec.json.encode(content)))
 
-    async def _call(self, method: str, url: str, **more: object) -> bytes:
+    async def _call(self, method: str, url: str, headers: Mapping[str, str], **more: object) -> bytes:
         """An answer of 200 within its bounds; anything else raises."""
         seconds = self._settings.gate_timeout_seconds
         async with (
             httpx.AsyncClient(timeout=seconds, trust_env=False, follow_redirects=False) as client,
-            client.stream(method, url, **more) as answer,  # type: ignore[arg-type]
+            client.stream(method, url, headers={**headers, **IDENTITY}, **more) as answer,  # type: ignore[arg-type]
         ):
             if answer.status_code != httpx.codes.OK:
                 raise ValueError(f"the answer has status {answer.status_code}")
-            body = b""
-            async for part in answer.aiter_bytes():
-                body += part
-                if len(body) > ANSWER_LIMIT_BYTES:
-                    raise ValueError(f"the answer has more than {ANSWER_LIMIT_BYTES} bytes")
-        return body
+            try:
+                return await bounded_body(answer, limit_bytes=ANSWER_LIMIT_BYTES)
+            except ValueError as error:
+                raise ValueError(f"the answer {error}") from error
 
 
 # Reading answers. Pure.

@@ -103,11 +103,14 @@ class WebhookAnchor:
         import httpx
 
         try:
-            async with httpx.AsyncClient(timeout=SEND_SECONDS, trust_env=False) as client:
-                answer = await client.post(
-                    self._address, content=line, headers={"content-type": "application/json"}
-                )
+            async with (
+                httpx.AsyncClient(timeout=SEND_SECONDS, trust_env=False) as client,
+                client.stream(
+                    "POST", self._address, content=line, headers={"content-type": "application/json"}
+                ) as answer,  # whose body says nothing that we ask for, and may have no end
+            ):
+                status = answer.status_code
         except httpx.HTTPError as error:
             raise OSError(type(error).__name__) from error
-        if not answer.is_success:
-            raise OSError(f"answered with {answer.status_code}")
+        if not httpx.codes.is_success(status):
+            raise OSError(f"answered with {status}")

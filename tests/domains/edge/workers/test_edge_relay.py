@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+import threading
 import uuid
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import grpc
@@ -15,7 +19,7 @@ from support.edge.shipped_daemon import ShippedDaemon
 from fleetplane.domains.edge.grpc.relay import Relay, RelayOptions
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2_grpc
-from fleetplane.kernel.errors import SettingsError
+from fleetplane.kernel.errors import SettingsError, Unavailable
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +107,37 @@ def test_a_relay_that_is_not_there_is_said_so(tmp_path: Path) -> None:
         Relay.load(RelayOptions(endpoint="relay:443", token_file=token))
     with pytest.raises(SettingsError, match="cannot be read"):
         Relay.load(RelayOptions(endpoint="http://relay", token_file=tmp_path / "none"))
+
+
+class Impostor(BaseHTTPRequestHandler):
+    """Who sits at the relay's address and answers with what the path says."""
+
+    def do_GET(self) -> None:
+        body = gzip.compress(b"{}") if self.path == "/packed" else b"<html>"
+        self.send_response(200)
+        if self.path == "/packed":
+            self.send_header("content-encoding", "gzip")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_args: object) -> None:
+        """Nothing."""
+
+
+async def test_what_is_no_answer_of_a_relay_is_told_as_such(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    with HTTPServer(("127.0.0.1", 0), Impostor) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        relay = Relay.load(RelayOptions(endpoint=f"http://127.0.0.1:{server.server_port}", token_file=token))
+        try:
+            with pytest.raises(Unavailable, match="content encoding 'gzip', which was not asked for"):
+                await relay.pass_on("GET", "/packed", caller="somebody", tenant=None)
+            with pytest.raises(Unavailable, match="cannot be read: JSON is malformed"):
+                await relay.pass_on("GET", "/page", caller="somebody", tenant=None)
+        finally:
+            await relay.close()
+            await asyncio.to_thread(server.shutdown)
+            serving.join(60)

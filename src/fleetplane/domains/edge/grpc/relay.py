@@ -22,6 +22,7 @@ from fleetplane.domains.edge.access import seeing
 from fleetplane.domains.edge.rest.common import ON_BEHALF, SHAPES_HEADER, EdgeCall
 from fleetplane.kernel import errors
 from fleetplane.kernel.errors import FleetplaneError, SettingsError, Unavailable
+from fleetplane.kernel.http_answers import IDENTITY, bounded_body
 from fleetplane.web.rest.routes import Answer, Handler, Route, Stream
 from fleetplane.web.streaming import EVENT_STREAM
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 CALL_SECONDS, CONNECT_SECONDS = 10.0, 5.0
+ANSWER_LIMIT_BYTES = 64 << 20
+"""Of what is not followed: the results of a run are the longest."""
 FOLLOW_SECONDS = 60.0
 """Seconds without an event of a followed run; one comes every 15 s."""
 PASSED = ("accept", "idempotency-key", "last-event-id", SHAPES_HEADER)
@@ -123,7 +126,7 @@ class Relay:
 
         self.passed += 1
         log.info("edge.passed_on", method=method, path=path, caller=caller, tenant=tenant)
-        fields = {**(headers or {}), "authorization": f"Bearer {self._token}", ON_BEHALF: caller}
+        fields = {**(headers or {}), **IDENTITY, "authorization": f"Bearer {self._token}", ON_BEHALF: caller}
         if tenant is not None:
             fields["x-aegis-tenant"] = tenant
         if body is not None:
@@ -140,13 +143,17 @@ class Relay:
                     return Stream(
                         chunks=_chunks(answer, held.pop_all()), content_type=EVENT_STREAM, headers=found
                     )
-                content = await answer.aread()
+                content = await bounded_body(answer, limit_bytes=ANSWER_LIMIT_BYTES)
+                return _answer(answer, msgspec.json.decode(content) if content else None)
             except httpx.HTTPError as error:
-                raise Unavailable(
-                    f"the relay {self._options.endpoint} does not answer: {error!r}",
-                    hint="see edge.relay_coordinator_endpoint",
-                ) from error
-        return _answer(answer, content)
+                raise self._silent(f"does not answer: {error!r}") from error
+            except (ValueError, msgspec.MsgspecError) as error:
+                raise self._silent(f"gives an answer that cannot be read: {error}") from error
+
+    def _silent(self, why: str) -> Unavailable:
+        return Unavailable(
+            f"the relay {self._options.endpoint} {why}", hint="see edge.relay_coordinator_endpoint"
+        )
 
     def _http(self) -> httpx.AsyncClient:
         if self._client is None:
@@ -173,14 +180,13 @@ async def _chunks(answer: httpx.Response, held: AsyncExitStack) -> AsyncGenerato
 
     async with held:
         try:
-            async for chunk in answer.aiter_bytes():
+            async for chunk in answer.aiter_raw():
                 yield chunk
         except httpx.HTTPError as error:
             log.warning("edge.relay_lost", error=repr(error))  # whoever follows comes back with its mark
 
 
-def _answer(answer: httpx.Response, content: bytes) -> Answer[Any]:
-    found = msgspec.json.decode(content) if content else None
+def _answer(answer: httpx.Response, found: Any) -> Answer[Any]:
     if answer.is_success:
         headers = {name: answer.headers[name] for name in RETURNED if name in answer.headers}
         return Answer(content=found, headers=headers)
