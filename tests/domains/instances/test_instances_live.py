@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.instances.instances_lab import TENANT, until
-from support.instances.instances_web_rig import OTHER, Told, two_tenants, web
+from support.instances.instances_web_rig import OTHER, SECONDS, Told, two_tenants, web
 
 from fleetplane.domains.instances.live import feed as live_feed
 from fleetplane.domains.instances.live.feed import revision_of
@@ -195,6 +196,18 @@ async def test_streams_end_with_the_server(tmp_path: Path) -> None:
             await following.rest()
         assert site.lab.domain.rest.feed.open_streams == 0
         assert (await ada.ask("/events")).status_code == 503
+
+
+async def test_a_stream_whose_snapshot_is_sent_while_the_server_stops_ends_too(tmp_path: Path) -> None:
+    async with web(tmp_path) as site:
+        feed = site.lab.domain.rest.feed
+        chunks = feed.follow(TENANT, mark="", check=lambda: None)
+        assert b"reset" in await anext(chunks)
+        feed.close()
+        async with asyncio.timeout(SECONDS):
+            rest = b"".join([chunk async for chunk in chunks])
+        assert b"event: now" not in rest
+        assert feed.open_streams == 0
 
 
 async def test_one_tenant_cannot_open_streams_without_end(

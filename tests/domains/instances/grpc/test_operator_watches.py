@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -26,6 +26,8 @@ from support.instances.operator_rig import (
 
 from fleetplane.domains.instances.grpc.operator_watches import WATCHES_LIMIT
 from fleetplane.gen.nstance.v1 import operator_pb2
+from fleetplane.kernel.errors import Unavailable
+from fleetplane.rpc import CallContext
 
 Code = grpc.StatusCode
 UPSERT, DELETE = operator_pb2.GroupEvent.TYPE_UPSERT, operator_pb2.GroupEvent.TYPE_DELETE
@@ -310,6 +312,44 @@ async def test_a_watcher_that_leaves_is_forgotten(rig: Rig, operator: Operator, 
     await until(lambda: rig.service.open_watches == 1)
     stream.cancel()
     await until(lambda: rig.service.open_watches == 0)
+
+
+class SlowHeaders:
+    """A caller whose headers are long on their way."""
+
+    def __init__(self) -> None:
+        self.asked, self.sent = asyncio.Event(), asyncio.Event()
+
+    async def send_initial_metadata(self, _metadata: Any) -> None:
+        self.asked.set()
+        await self.sent.wait()
+
+
+async def test_what_happens_to_an_instance_while_headers_are_sent_is_told(rig: Rig) -> None:
+    instance, caller = await rig.add(), SlowHeaders()
+    events = rig.service._watches.instances(TENANT, cast("CallContext", caller))
+    async with asyncio.timeout(SECONDS):
+        first = asyncio.ensure_future(anext(events))
+        await caller.asked.wait()
+        await rig.instances.purge(TENANT, instance.name)
+        caller.sent.set()
+        event = await first
+        await events.aclose()  # type: ignore[attr-defined]
+    assert (event.instance_id, event.status) == (instance.name, "deleted")
+
+
+@pytest.mark.parametrize("method", ["groups", "instances", "errors"])
+async def test_a_watch_whose_headers_are_sent_while_the_server_stops_ends_too(rig: Rig, method: str) -> None:
+    caller = SlowHeaders()
+    events = getattr(rig.service._watches, method)(TENANT, caller)
+    async with asyncio.timeout(SECONDS):
+        first = asyncio.ensure_future(anext(events))
+        await caller.asked.wait()
+        rig.service.close()
+        caller.sent.set()
+        with pytest.raises(Unavailable):
+            await first
+    assert rig.service.open_watches == 0
 
 
 async def test_one_tenant_cannot_open_watches_without_end(rig: Rig, operator: Operator) -> None:

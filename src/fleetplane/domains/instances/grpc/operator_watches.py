@@ -127,13 +127,14 @@ class OperatorWatches:
     async def instances(self, tenant: str, context: CallContext) -> AsyncIterator[operator_pb2.InstanceEvent]:
         """Those that are going, then every step that one takes towards its end."""
         with self._entered(tenant):
-            await context.send_initial_metadata(())
+            # Before anything is waited for: who has our headers misses nothing, and `close` misses no watch.
             scope = tenant_scope(tenant)
             revision, present = self._store.snapshot(INSTANCE, scope)
             endings = Endings()
             with self._store.watch(INSTANCE, scope, after=revision) as watch:
                 self._watches.add(watch)
                 try:
+                    await context.send_initial_metadata(())
                     for event in endings.begin(present):
                         yield event
                     async for batch in watch:

@@ -138,6 +138,8 @@ class LiveFeed:
     @contextmanager
     def _watching(self, scope: str, after: int) -> Iterator[Watch]:
         with self._store.watch(INSTANCE, scope, after=after) as watch:
+            if self._closed:  # while the snapshot was sent: nobody would end this watch
+                raise Unavailable("the server is shutting down; try again later")
             self._watches.add(watch)
             try:
                 yield watch
