@@ -52,14 +52,17 @@ async def opened(url: str) -> AsyncIterator[PostgresEngine]:
         await engine.close()
 
 
-async def waiting_for_lock(watcher: asyncpg.Connection) -> None:
+async def waiting_for_lock(watcher: asyncpg.Connection, number: int) -> None:
     query = f"{LOCKS} AND NOT granted"
-    while not await watcher.fetchval(query):
+    while await watcher.fetchval(query) < number:
         await asyncio.sleep(0.01)
 
 
-async def test_one_who_waited_for_the_lock_sees_all_that_was_written_meanwhile(url: str) -> None:
+async def test_one_who_waited_for_the_lock_sees_all_that_was_written_meanwhile(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """(a) Lock and read in one statement return the head of before, or a new head without its events."""
+    monkeypatch.setitem(WRITER, "lock_timeout", "60000")  # however long we take to let go of it
     async with opened(url) as engine, opened(url) as other:
         holder = await connect(url, {})
         transaction = holder.transaction()
@@ -67,9 +70,9 @@ async def test_one_who_waited_for_the_lock_sees_all_that_was_written_meanwhile(u
         await holder.execute(TAKE_LOCK)
         first, late = group(EMPTY, "a", "b"), group(EMPTY, "c")
         commits = [asyncio.ensure_future(engine.commit(first))]
-        await waiting_for_lock(holder)
+        await waiting_for_lock(holder, 1)
         commits.append(asyncio.ensure_future(other.commit(late)))
-        await asyncio.sleep(0.05)
+        await waiting_for_lock(holder, 2)
         await transaction.rollback()
         outcomes = await asyncio.gather(*commits)
         assert sorted(outcome.written for outcome in outcomes) == [False, True]
@@ -152,8 +155,7 @@ async def test_one_who_idles_under_the_lock_is_cut_off_before_others_give_up(url
         holder = await connect(url, WRITER)
         shown = [await holder.fetchval(f"SHOW {name}") for name in sorted(WRITER)]
         assert shown == ["1s", "5s", "3000"], "idle, lock, socket"
-        await holder.execute("BEGIN")
-        await holder.execute(TAKE_LOCK)
+        await holder.execute(f"BEGIN; {TAKE_LOCK}")  # in one call: it may not idle in between either
         outcome = await engine.commit(group(EMPTY, "a"))
         assert outcome.written
         holder.terminate()

@@ -35,6 +35,10 @@ TAKEOVER_SECONDS = 10.0
 ROUNDS = int(os.environ.get("TAKEOVER_ROUNDS", "1"))
 """A short form; give the variable thirty for a long one."""
 LONG_FORM = 30
+OTHERS = (
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    " AND backend_type = 'client backend'"
+)
 
 
 @pytest.fixture
@@ -96,7 +100,10 @@ async def test_a_standby_follows_refuses_writes_and_takes_over_when_the_active_o
         await turn.__aexit__(None, None, None)
 
 
-async def test_one_that_was_replaced_stops_and_says_so(tmp_path: Path, url: str) -> None:
+async def test_one_that_was_replaced_stops_and_says_so(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seat, "GIVE_UP_SECONDS", DEADLINE_SECONDS)  # so that it stops for no other reason
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
         standing_by(tmp_path, url, "one") as (one, _),
@@ -236,8 +243,20 @@ def _acknowledge(servers: list[Process]) -> bool:
     return any(server.acknowledged() for server in servers)
 
 
+async def _alone(url: str) -> None:
+    """Return when PostgreSQL has finished what those that were killed had sent."""
+    connection = await connect(url, {})
+    try:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while await connection.fetchval(OTHERS):
+                await asyncio.sleep(0.01)
+    finally:
+        await connection.close()
+
+
 async def _check(url: str, acknowledged: set[str]) -> None:
     """Nothing acknowledged is lost, numbers have no gaps, and the audit chain is whole."""
+    await _alone(url)
     engine = await PostgresEngine.open(url)
     try:
         async with engine.load([THING.name]) as contents:

@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 from support.shared.free_ports import free_port
 
-from fleetplane.kernel.store.engines import postgres_line
+from fleetplane.kernel.store.engines import postgres, postgres_line
 from fleetplane.kernel.store.servers import seat
 
 START_SECONDS = 60.0
@@ -32,6 +32,8 @@ SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "log_min_messages": "fatal",
 }
+PATIENT = {"statement_timeout": "60000", "idle_in_transaction_session_timeout": "60000"}
+"""In milliseconds."""
 
 
 def binaries() -> Path:
@@ -123,10 +125,12 @@ def running() -> Iterator[PostgresServer]:
         server = PostgresServer(folder, free_port())
         server.start()
         try:
-            # How long it takes to let somebody in, or to hear them leave, says something about the machine.
+            # How long it takes to let somebody in, to hear them leave, or a reader to go on, says something
+            # about the machine.
             with (
                 patch.object(postgres_line, "CONNECT_SECONDS", START_SECONDS),
                 patch.object(seat, "LEAVE_SECONDS", START_SECONDS),
+                patch.dict(postgres.READER, PATIENT),
             ):
                 yield server
         finally:
