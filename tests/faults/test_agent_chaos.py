@@ -105,6 +105,8 @@ async def test_a_final_state_is_final_in_every_revision_of_a_chaotic_run(tmp_pat
         one = Erratic(await rig.agent("web-01"), 7)
         async with asyncio.TaskGroup() as tasks:
             life = tasks.create_task(one.live())
+            await rig.host("first.example")
+            await until(lambda: rig.deployments(one.agent.agent_id))  # so that it is sent more than the last
             await change_a_lot(rig, random.Random(7))
             one.calm = True
             newest = rig.store.list(CONFIG_VERSION, rig.scope)[-1].spec.version

@@ -101,7 +101,8 @@ async def test_a_daemon_killed_in_mid_command_fails_it_and_comes_back_to_work(tm
         first = await asyncio.create_subprocess_exec(*daemon, stderr=quiet)
         await rest.connected(node["node_id"])
         run_id = await rest.start(script=f"echo $$ > {tmp_path}/pid; exec sleep 60", deadline_secs=90)
-        await until((tmp_path / "pid").exists)
+        pid = tmp_path / "pid"
+        await until(lambda: pid.exists() and pid.read_text().endswith("\n"))
         first.kill()
         await first.wait()
         (one,) = (await rest.ended(run_id, seconds=60))["per_node"]
@@ -115,7 +116,7 @@ async def test_a_daemon_killed_in_mid_command_fails_it_and_comes_back_to_work(tm
             second.terminate()
             await second.wait()
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+                os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 async def test_a_rough_network_makes_runs_fail_and_never_run_twice_or_forever(tmp_path: Path) -> None:
@@ -148,7 +149,8 @@ async def test_a_rough_network_makes_runs_fail_and_never_run_twice_or_forever(tm
                 assert sum(run["summary"].values()) == run["targets_resolved"]
                 assert max(daemon.ran[run["fleet_command_id"]] for daemon in daemons) <= 1
                 lines = tmp_path / f"run-{number}"
-                assert not lines.exists() or lines.read_text() == "x\n"
+                # At its deadline it may have been stopped between opening the file and writing to it.
+                assert not lines.exists() or lines.read_text() in ("", "x\n")
             assert sum(run["summary"]["ok"] for run in runs) > 0
 
 
