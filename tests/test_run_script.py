@@ -74,7 +74,7 @@ def running(data: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 def fleetplane(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(BIN / "fleetplane"), *arguments, "--data-dir", str(data)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=2 * WAIT_SECONDS, check=False)
 
 
 def registered(data: Path) -> list[str]:
@@ -118,7 +118,8 @@ def test_a_local_group_comes_up_scales_ends_with_the_server_and_comes_up_again(t
         homes = [data / "instances" / "local" / name for name in registered(data)]
         wanted = [home / "recv" / file for home in homes for file in ("worker.env", "worker.crt")]
         until(lambda: all(path.exists() for path in wanted), "they get their files", log, script)
-        scaled = fleetplane(data, "instances", "scale", "workers", "3", "--wait")
+        patience = ("--timeout", f"{WAIT_SECONDS:g}s")
+        scaled = fleetplane(data, "instances", "scale", "workers", "3", "--wait", *patience)
         assert scaled.returncode == 0, scaled.stderr
         assert len(processes_of(data)) >= 5, "script, server and three agents"
         before = set(registered(data))
