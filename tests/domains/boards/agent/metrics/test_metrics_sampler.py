@@ -74,6 +74,19 @@ def test_shares_are_of_the_interval_not_since_boot() -> None:
     assert share.per_core_percent == pytest.approx((65.0,))
 
 
+def test_time_that_the_kernel_counts_over_to_another_share_is_not_told_twice() -> None:
+    waiting, idle = cpu(user=1000.0, idle=9000.0, iowait=5.0), cpu(user=1000.5, idle=9000.9, iowait=4.6)
+    for before, after in ((waiting, idle), (swapped(waiting), swapped(idle))):
+        share = cpu_shares(before, after, (before,), (after,))
+        assert share is not None
+        assert share.user_percent == pytest.approx(50.0)
+        assert sorted((share.idle_percent, share.iowait_percent)) == pytest.approx([0.0, 50.0])
+
+
+def swapped(times: CpuTimes) -> CpuTimes:
+    return cpu(user=times.user, idle=times.iowait, iowait=times.idle)
+
+
 @given(before=times, after=times)
 def test_shares_stay_within_their_bounds_whatever_the_counters_do(before: CpuTimes, after: CpuTimes) -> None:
     share = cpu_shares(before, after, (before,), (after, after))

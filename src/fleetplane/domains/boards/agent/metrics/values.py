@@ -166,18 +166,20 @@ def cpu_shares(
     if whole <= 0:
         return None
 
-    def share(name: str) -> float:
-        difference: float = getattr(after, name) - getattr(before, name)
+    def share(difference: float) -> float:
         return percent(max(0.0, difference), whole)
+
+    idle, iowait = after.idle - before.idle, after.iowait - before.iowait
 
     cores = zip(cores_before, cores_after, strict=False)  # a core may have come or gone in between
     return Cpu(
         usage_percent=_busy(before, after),
         per_core_percent=tuple(_busy(*pair) for pair in cores),
-        user_percent=share("user"),
-        system_percent=share("system"),
-        idle_percent=share("idle"),
-        iowait_percent=share("iowait"),
+        user_percent=share(after.user - before.user),
+        system_percent=share(after.system - before.system),
+        # The kernel may count time over from one of these two to the other, which is not to be told twice.
+        idle_percent=share(idle + min(0.0, iowait)),
+        iowait_percent=share(iowait + min(0.0, idle)),
     )
 
 
