@@ -31,8 +31,7 @@ async def web(rig: BoardsRig) -> AsyncIterator[BoardsWeb]:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("boards")
-    settings = ("listeners.boards-plain.addresses=127.0.0.1:0", "boards.heartbeat_seconds=1")
-    with boards_place(folder, *(word for one in settings for word in ("--set", one))) as made:
+    with boards_place(folder, "--set", "listeners.boards-plain.addresses=127.0.0.1:0") as made:
         yield made
 
 

@@ -142,7 +142,8 @@ def test_4_pins_are_guarded_leased_never_exhausted_and_low_without_a_server(
         output = pi_agent.AGENT_GPIO_DIRECTION_OUTPUT
         assert not plain.ConfigureGPIOPin(pi_agent.ConfigureGPIOPinRequest(pin=pin, direction=output)).success
 
-    claimed = node.ControlGPIO(pb.GPIORequest(pin=22, state=HIGH, lease_id="mine"))
+    mine = pb.GPIORequest(pin=22, state=HIGH, lease_id="mine")
+    claimed = node.ControlGPIO(mine, metadata=[("fleetplane-lease-seconds", "3600")])
     assert claimed.state == HIGH
     with refused(grpc.StatusCode.ABORTED):
         node.ControlGPIO(pb.GPIORequest(pin=22, lease_id="another's"))
