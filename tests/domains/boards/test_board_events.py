@@ -131,6 +131,7 @@ async def test_the_life_of_a_board_is_told_in_dotted_words(place: Place) -> None
 async def test_the_documented_dialect_can_be_offered_as_a_subprotocol(place: Place) -> None:
     client = await place.open(subprotocols=[Subprotocol("events")])
     assert client.socket.subprotocol == "events"
+    await client.settled()
     await place.rig.core.boards.create(Facts(name="pi-1"), actor=BOSS)
     assert (await client.until("node.discovered"))["data"]["node_id"] == 1
 
