@@ -6,13 +6,17 @@ another one would answer in its place, and show the source of a program, for exa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from fleetplane.domains.proxies.importing.groups import group
+from fleetplane.domains.proxies.importing.guards import CLOSED, closed, guards
 from fleetplane.domains.proxies.importing.locations import INHERITED, Location, family, responding
 from fleetplane.domains.proxies.importing.reading import Statement
 from fleetplane.domains.proxies.importing.report import (
+    GUARDED,
     LEFT_TO_AGENT,
     FoundCertificate,
     Imported,
@@ -45,6 +49,7 @@ def _http(block: Sequence[Statement], made: Imported) -> None:
     for one in block:
         if one.name == "upstream" and one.block is not None:
             group(one, made, identity=one.arguments[0])
+    around = _Guard()
     shared = [one for one in outer if family(one.name) or one.name in INHERITED]
     for one in outer:
         if one in shared:
@@ -54,18 +59,36 @@ def _http(block: Sequence[Statement], made: Imported) -> None:
         elif one.name == "map" and one.arguments[:1] == ("$http_upgrade",):
             made.note(one, Outcome.UNDERSTOOD, "WebSocket connections are passed on always")
         else:
-            keep_raw(one, made.settings, judging.SETTINGS, made)
+            around.keep(one, made.settings, judging.SETTINGS, made)
     for one in block:
         if one.name == "server" and one.block is not None:
-            _Server(one, shared, made).convert()
+            _Server(one, shared, around, made).convert()
+
+
+@dataclass(slots=True)
+class _Guard:
+    """What is known of the statements around locations that may keep somebody away."""
+
+    refused: str = ""
+    """One that is not imported: nothing below it is served."""
+    raw: bool = False
+    """Some are kept raw: without these, nothing below is served."""
+
+    def keep(self, one: Statement, kept: dict[str, str], contexts: Iterable[Context], made: Imported) -> None:
+        outcome = keep_raw(one, kept, contexts, made)
+        if guards(one) and outcome is Outcome.RAW:
+            self.raw = True
+        elif guards(one):
+            self.refused = self.refused or one.words[:80]
 
 
 # Servers.
 
 
 class _Server:
-    def __init__(self, one: Statement, outer: Sequence[Statement], made: Imported) -> None:
+    def __init__(self, one: Statement, outer: Sequence[Statement], around: _Guard, made: Imported) -> None:
         self._one = one
+        self._guard = replace(around)
         self._made = made
         self._outer = outer
         self._block = one.block or ()
@@ -74,13 +97,26 @@ class _Server:
 
     def convert(self) -> None:
         self._made.note(self._one, Outcome.UNDERSTOOD)
-        listens = [one for one in self._block if one.name == "listen"]
+        said = [one for one in self._block if one.name == "listen"]
+        listens = [one for one in said if not _listen_fault(one.arguments)]
+        if said and not listens:
+            for one in said:
+                self._made.note(one, Outcome.REFUSED, _listen_fault(one.arguments))
+            why = "it listens nowhere where hosts here do; nothing of this server is imported"
+            self._made.note(self._one, Outcome.REFUSED, why)
+            return
         ports = sorted({_port(one.arguments[0]) for one in listens} or {80})
         locations = [*self._locations()]
         for one in self._block:
             self._of_server(one)
+        if self._guard.refused:
+            why = f"{self._guard.refused} may keep strangers away"
+            self._made.note(self._one, Outcome.REFUSED, f"{why}; all of it answers {CLOSED} instead")
+            locations = [closed(one) for one in locations]
         if self._raw:
             self._host["custom_directives"] = self._raw
+        if self._guard.raw:
+            self._host[GUARDED] = True
         for port in ports:
             secure = any("ssl" in one.arguments for one in listens if _port(one.arguments[0]) == port)
             self._add(port, secure, listens, locations)
@@ -91,6 +127,11 @@ class _Server:
         own = [one for one in listens if _port(one.arguments[0]) == port]
         names = [name for one in self._block if one.name == "server_name" for name in one.arguments]
         default = any("default_server" in one.arguments for one in own) or not names
+        if names and all(name.startswith("~") for name in names):
+            self._made.note(
+                self._one, Outcome.REFUSED, "none of its names has a typed form; it is not imported"
+            )
+            return
         names = [name for name in names if name not in ("_", "") and not name.startswith("~")]
         host = {**self._host, "server_name": " ".join([*names, *(["_"] if default else [])]) or "_"}
         host["id"] = host["name"] = f"{(names or ['default'])[0]}:{port}"
@@ -115,8 +156,11 @@ class _Server:
         match one.name:
             case "location":
                 return
-            case "listen" | "server_name" | "http2":
-                refused = [name for name in one.arguments if name.startswith(("~", "unix:"))]
+            case "listen":
+                fault = _listen_fault(one.arguments)
+                made.note(one, Outcome.REFUSED if fault else Outcome.UNDERSTOOD, fault)
+            case "server_name" | "http2":
+                refused = [name for name in one.arguments if name.startswith("~")]
                 outcome = Outcome.REFUSED if refused else Outcome.UNDERSTOOD
                 made.note(one, outcome, f"{refused[0]} has no typed form" if refused else "")
             case "ssl_certificate":
@@ -140,7 +184,7 @@ class _Server:
             case name if name in LEFT_TO_AGENT:
                 made.note(one, Outcome.AGENT)
             case _:
-                keep_raw(one, self._raw, {Context.SERVER}, made)
+                self._guard.keep(one, self._raw, {Context.SERVER}, made)
 
     def _certificate(self, one: Statement) -> str:
         key = next((each.arguments[0] for each in self._block if each.name == "ssl_certificate_key"), "")
@@ -176,6 +220,25 @@ class _Server:
             yield Location(whole_root, [self._outer, self._block], self._made).convert()
 
 
+_LISTEN: Final = re.compile(
+    r"(?:(?P<address>\[[^\]]*\]|[^:\[\]]*):)?(?P<port>[0-9]{1,5})|(?P<alone>\*|\[::\])"
+)
+_EVERYWHERE: Final = (None, "", "*", "0.0.0.0", "[::]")  # noqa: S104  # what NGINX calls every address
+_LISTEN_OPTIONS: Final = frozenset({"default_server", "ssl", "http2", "reuseport", "deferred", "bind"})
+_LISTEN_SIZES: Final = ("backlog=", "rcvbuf=", "sndbuf=", "fastopen=", "ipv6only=", "so_keepalive=")
+
+
+def _listen_fault(arguments: Sequence[str]) -> str:
+    """Why hosts here cannot listen like this: they do on every address, to whoever comes."""
+    found = _LISTEN.fullmatch(arguments[0])
+    if found is None or found["address"] not in _EVERYWHERE:
+        return "hosts listen on every address that the node serves"
+    unknown = [
+        one for one in arguments[1:] if one not in _LISTEN_OPTIONS and not one.startswith(_LISTEN_SIZES)
+    ]
+    return f"{unknown[0]} has no typed form here" if unknown else ""
+
+
 def _port(listen: str) -> int:
-    port = listen.rpartition(":")[2] if ":" in listen and not listen.endswith("]") else listen
-    return int(port) if port.isdecimal() else 80
+    found = _LISTEN.fullmatch(listen)
+    return int(found["port"] or 80) if found else 80

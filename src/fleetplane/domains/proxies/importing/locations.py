@@ -10,8 +10,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from fleetplane.domains.proxies.importing.guards import CLOSED, closed, guards
 from fleetplane.domains.proxies.importing.reading import Statement
 from fleetplane.domains.proxies.importing.report import (
+    GUARDED,
     LEFT_TO_AGENT,
     Imported,
     Outcome,
@@ -22,7 +24,6 @@ from fleetplane.domains.proxies.importing.report import (
 from fleetplane.domains.proxies.nginx.table import Context
 from fleetplane.domains.proxies.rules.typed.texts import target_fault, template_fault
 
-NOT_IMPORTED: Final = 503
 _DEFAULT_HEADERS: Final = {
     "host": {"$host"},
     "x-real-ip": {"$remote_addr"},
@@ -56,11 +57,11 @@ def responding(one: Statement, made: Imported) -> dict[str, Any]:
     if status in (301, 302, 303, 307, 308):
         if fault := target_fault(text):
             made.note(one, Outcome.REFUSED, fault)
-            return {"respond": {"status": NOT_IMPORTED}}
+            return {"respond": {"status": CLOSED}}
         return {"respond": {"status": status, "to": text}}
     if "$" in text or not 200 <= status <= 599:
         made.note(one, Outcome.REFUSED, "an answer with variables, or that closes the connection")
-        return {"respond": {"status": NOT_IMPORTED}}
+        return {"respond": {"status": CLOSED}}
     return {"respond": {"status": status, "content_type": "text/plain", **({"body": text} if text else {})}}
 
 
@@ -94,6 +95,7 @@ class Location:
         self._raw: dict[str, str] = {}
         self._serving: dict[str, Any] = {}
         self._refused = ""
+        self._guarded = False
 
     def convert(self) -> dict[str, Any]:
         self._made.note(self._one, Outcome.UNDERSTOOD)
@@ -104,8 +106,8 @@ class Location:
         path = " ".join(self._one.arguments)
         self._settle()
         if self._refused:
-            self._made.note(self._one, Outcome.REFUSED, f"{self._refused}; it answers {NOT_IMPORTED} instead")
-            return {"path": path, "respond": {"status": NOT_IMPORTED}}
+            self._made.note(self._one, Outcome.REFUSED, f"{self._refused}; it answers {CLOSED} instead")
+            return closed({"path": path})
         made = {"path": path, **self._serving}
         if self._content:
             made["content"] = self._content
@@ -114,6 +116,8 @@ class Location:
             made["access"] = {"rules": [*self._rules, *everybody]}
         if self._raw:
             made["custom_directives"] = self._raw
+        if self._guarded:
+            made[GUARDED] = True
         return made
 
     def _settle(self) -> None:
@@ -133,7 +137,11 @@ class Location:
         if outcome is None:
             if silent:
                 return
-            keep_raw(one, self._raw, {Context.LOCATION}, self._made)
+            kept = keep_raw(one, self._raw, {Context.LOCATION}, self._made)
+            if guards(one) and kept is Outcome.RAW:
+                self._guarded = True
+            elif guards(one):
+                self._refused = self._refused or f"{one.name} may keep strangers away"
         elif not silent or outcome is Outcome.REFUSED:
             self._made.note(one, outcome, why)
 

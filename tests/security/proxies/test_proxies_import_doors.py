@@ -1,0 +1,128 @@
+"""What an import leaves out must not have been what kept strangers away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleetplane.domains.proxies.importing.conversion import convert
+from fleetplane.domains.proxies.importing.reading import read
+from fleetplane.domains.proxies.importing.report import Imported, Outcome
+
+PASSED_ON = "proxy_pass http://127.0.0.1:9000;"
+CLOSED = {"status": 503}
+
+
+def imported(folder: Path, http: str) -> Imported:
+    file = folder / "nginx.conf"
+    file.write_text(f"events {{}}\nhttp {{\n{http}\n}}\n")
+    return convert(read(file))
+
+
+def served(made: Imported, *, raw: bool) -> list[dict[str, Any]]:
+    """All locations, as the workspace is given them."""
+    hosts = made.bundle({one.id: one.id for one in made.certificates}, raw=raw)["virtual_hosts"]
+    return [location for host in hosts for location in host["locations"]]
+
+
+GUARDS = [
+    "internal;",
+    "auth_request /who;",
+    "auth_jwt realm;",
+    "limit_except GET { deny all; }",
+    "satisfy any; allow 10.0.0.0/8; deny all;",
+    "secure_link $arg_md5;",
+    "valid_referers none example.com;",
+    "modsecurity on;",
+    "a_module_that_nobody_knows on;",
+    "if ($http_x_token != abc) { return 403; }",
+    "set_real_ip_from 10.0.0.0/8; allow 192.0.2.1; deny all;",
+    "proxy_ssl_verify on;",
+]
+
+
+@pytest.mark.parametrize("guard", GUARDS)
+def test_a_location_is_not_served_without_what_may_guard_it(tmp_path: Path, guard: str) -> None:
+    server = "server {{ listen 80; server_name a.example; location / {{ {} }} }}"
+    made = imported(tmp_path, server.format(f"{guard} {PASSED_ON}"))
+    assert served(made, raw=False) == [{"path": "/", "respond": CLOSED}]
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        *(one for one in GUARDS if not one.startswith(("internal", "limit_except"))),
+        "ssl_verify_client on;",
+        "if ($blocked) { return 444; }",
+    ],
+)
+@pytest.mark.parametrize("around", ["server", "http"])
+def test_a_server_is_not_served_without_what_may_guard_it(tmp_path: Path, guard: str, around: str) -> None:
+    server = "server {{ listen 80; server_name a.example; {} location / {{ {} }} location /b {{ {} }} }}"
+    inside, outside = (guard, "") if around == "server" else ("", guard)
+    made = imported(tmp_path, outside + server.format(inside, PASSED_ON, PASSED_ON))
+    assert served(made, raw=False) == [{"path": path, "respond": CLOSED} for path in ("/", "/b")]
+
+
+def test_what_is_confirmed_comes_with_its_guard(tmp_path: Path) -> None:
+    inside = f"auth_request /who; location / {{ internal; {PASSED_ON} }}"
+    made = imported(tmp_path, f"server {{ listen 80; server_name a.example; {inside} }}")
+    (location,) = served(made, raw=True)
+    assert location == {
+        "path": "/",
+        "proxy_pass": "http://127.0.0.1:9000",
+        "custom_directives": {"internal": ""},
+    }
+    (host,) = made.bundle({}, raw=True)["virtual_hosts"]
+    assert host["custom_directives"] == {"auth_request": "/who"}
+    assert {line.why for line in made.report if line.outcome is Outcome.RAW} == {
+        "without it, what it may guard answers 503"
+    }
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        "more_set_headers a;",
+        "limit_req zone=one;",
+        "expires 1d;",
+        "if ($host = www.a.example) { return 301 https://a.example$request_uri; }",
+    ],
+)
+def test_what_guards_nobody_closes_nothing(tmp_path: Path, harmless: str) -> None:
+    server = "server {{ listen 80; server_name a.example; {} location / {{ {} }} }}"
+    made = imported(tmp_path, server.format(harmless, PASSED_ON))
+    assert served(made, raw=False) == [{"path": "/", "proxy_pass": "http://127.0.0.1:9000"}]
+
+
+@pytest.mark.parametrize(
+    "listen",
+    [
+        "127.0.0.1:8081",
+        "127.0.0.1",
+        "localhost:8081",
+        "[::1]:8081",
+        "10.0.0.1:80",
+        "unix:/run/admin.sock",
+        "80 proxy_protocol",
+    ],
+)
+def test_what_listens_to_a_few_is_not_served_to_everybody(tmp_path: Path, listen: str) -> None:
+    server = "server {{ {} server_name a.example; location / {{ {} }} }}"
+    made = imported(tmp_path, server.format(f"listen {listen};", PASSED_ON))
+    assert made.hosts == []
+    assert [line.text for line in made.report if line.outcome is Outcome.REFUSED] == [
+        f"listen {listen}",
+        "server",
+    ]
+    both = imported(tmp_path, server.format(f"listen {listen}; listen 8090; listen [::]:8090;", PASSED_ON))
+    assert [host["listen_port"] for host in both.hosts] == [8090]
+
+
+def test_a_host_of_names_by_pattern_does_not_become_everybodys(tmp_path: Path) -> None:
+    named = "server {{ listen 80; server_name {}; location / {{ {} }} }}"
+    assert imported(tmp_path, named.format(r"~^internal\.", PASSED_ON)).hosts == []
+    (host,) = imported(tmp_path, named.format(r"a.example ~^internal\.", PASSED_ON)).hosts
+    assert host["server_name"] == "a.example"
