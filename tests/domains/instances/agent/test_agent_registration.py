@@ -245,8 +245,8 @@ async def test_a_server_whose_key_is_ed25519_is_reached_through_the_relay(tmp_pa
             assert server.callers == {INSTANCE_ID}
             await server.stop()
             await until(lambda: not agent.is_connected)
-            await server.start()
             before = len(server.raw_reports)
+            await server.start()
             await until(lambda: len(server.raw_reports) > before)
         async with rig.running():  # from its folder alone, with the certificate
             before = len(server.raw_reports)

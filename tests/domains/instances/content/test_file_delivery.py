@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 
 from cryptography import x509
-from support.instances.instances_lab import document, lab, until
+from support.instances.instances_lab import Lab, document, lab, until
 from support.instances.original_agent import OriginalAgent
 
 from fleetplane.domains.instances.rules.delivery import Holding, Sent, next_patch, outdated
@@ -61,6 +62,12 @@ class LeapingClock(SystemClock):
         return super().now_ns() + round(self.ahead_seconds * 1e9)
 
 
+def reported_files(place: Lab, instance: str) -> Collection[str]:
+    """What the server knows that the agent holds."""
+    heard = place.domain._reports.last(instance)
+    return heard.report.files if heard is not None else ()
+
+
 async def test_an_agents_certificate_file_is_replaced_before_it_runs_out(tmp_path: Path) -> None:
     clock = LeapingClock()
     wanted = document(
@@ -86,8 +93,7 @@ async def test_an_agents_certificate_file_is_replaced_before_it_runs_out(tmp_pat
         try:
             await until(lambda: "kubelet.crt" in agent.received_files)
             first = x509.load_pem_x509_certificate(agent.received_files["kubelet.crt"])
-            reported = agent.reports_sent
-            await until(lambda: agent.reports_sent > reported + 2)
+            await until(lambda: "kubelet.crt" in reported_files(place, request.instance_id))
             sent = len(agent.patches)
 
             clock.ahead_seconds = 41 * 60

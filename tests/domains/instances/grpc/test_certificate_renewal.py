@@ -49,7 +49,11 @@ def short_lived() -> dict[str, Any]:
             "agent": {"kind": "client", "ttl": 1},
             "kubelet.server": {"kind": "server", "cn": "kubelet"},
         },
-        shard={"garbage_collection": {"interval": "1s", "registration_timeout": "3h"}},
+        # Clocks are set here: nobody is silent for the time in between.
+        shard={
+            "health_check_interval": "2h",
+            "garbage_collection": {"interval": "1s", "registration_timeout": "3h"},
+        },
     )
 
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.instances.instances_lab import TENANT, Lab, document, lab, until
 from support.instances.original_agent import OriginalAgent, OriginalOperator, ProcessExit
 
@@ -16,6 +17,8 @@ from fleetplane.domains.instances.providers.contract import CreateRequest, Provi
 from fleetplane.domains.instances.records.groups import SilencePolicy
 from fleetplane.domains.instances.records.listener_activity import Activity, listeners
 from fleetplane.domains.instances.rules import decide as rules
+from fleetplane.domains.instances.rules import delivery
+from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.sim.clock import VirtualClock
 
@@ -52,6 +55,11 @@ async def operator(place: Lab) -> AsyncIterator[OriginalOperator]:
         yield client
 
 
+async def one_watches(place: Lab) -> None:
+    """Until the server has somebody who watches: errors of before are told to nobody."""
+    await until(lambda: place.domain._operators.open_watches == 1)
+
+
 async def watched(client: OriginalOperator, method: str, seen: list[Any]) -> None:
     async for event in client.watch(method):
         seen.append(event)  # noqa: PERF401  # one by one, as they come: the test looks meanwhile
@@ -70,7 +78,11 @@ async def test_keys_and_files_are_delivered_before_the_first_report(tmp_path: Pa
             assert agent.reports_sent == 0
 
 
-async def test_another_hash_brings_every_file_and_one_commit(tmp_path: Path) -> None:
+async def test_another_hash_brings_every_file_and_one_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A report from before a patch is no reason to repeat it, however long it was on its way.
+    monkeypatch.setattr(delivery, "RETRY", Backoff(first_seconds=3600.0, ceiling_seconds=3600.0))
     async with lab(tmp_path, document()) as place:
         [request] = await place.created()
         async with alive(agent_of(place, request)) as agent, operator(place) as client:
@@ -97,6 +109,7 @@ async def test_a_drain_that_nobody_acknowledges_ends_at_its_time(tmp_path: Path)
         events: list[Any] = []
         watching = asyncio.create_task(watched(client, "WatchInstances", events))
         try:
+            await one_watches(place)
             [request] = await place.created()
             await agent_of(place, request).register()  # and never reports
             await until(lambda: bool(events), seconds=60)
@@ -150,6 +163,7 @@ async def test_operators_are_warned_of_a_certificate_that_its_agent_does_not_ren
         errors: list[Any] = []
         watching = asyncio.create_task(watched(client, "WatchErrors", errors))
         try:
+            await one_watches(place)
             [request] = await place.created()
             async with alive(agent_of(place, request)):
                 await until(lambda: place.domain._reports.received > 2)
