@@ -129,7 +129,10 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 async def told(state: Path, instance_id: str) -> dict[str, Any]:
-    """What the stand-in agent says it was given."""
+    """What the stand-in agent says it was given; from then on `ours` knows it for sure.
+
+    A process that becomes another program has no environment for a moment.
+    """
     path = state / "local" / instance_id / "recv" / "told.json"
     await eventually(path.exists)
     answer: dict[str, Any] = json.loads(path.read_text())
@@ -209,7 +212,6 @@ async def test_deleting_ends_the_agent_and_all_it_started(temper: str, start: St
     provider = await start(temper, "brood", stop_grace_seconds=0.2)
     created = await provider.create_instance(request())
     family = await told(tmp_path, created.instance_id)
-    # A process that becomes another program has no environment for a moment.
     await eventually(lambda: set(ours(tmp_path)) == {family["pid"], *family["children"]})
 
     await provider.delete_instance(created.instance_id, created.provider_id)
@@ -222,6 +224,7 @@ async def test_a_process_that_took_over_the_number_is_neither_believed_nor_kille
 ) -> None:
     provider = await start("brief")
     created = await provider.create_instance(request())
+    await told(tmp_path, created.instance_id)
     await eventually(lambda: ours(tmp_path) == [])
     stranger = await asyncio.create_subprocess_exec("sleep", "600")
     try:
@@ -268,6 +271,26 @@ def test_a_process_that_only_waits_to_be_reaped_has_ended(tmp_path: Path) -> Non
         assert child.wait() == -signal.SIGTERM
 
 
+def test_a_process_that_becomes_another_program_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = subprocess.Popen(["sleep", "600"], env={processes.MARKER: str(tmp_path)})
+    try:
+        wait_until(lambda: processes.members(tmp_path) == [child.pid])
+        stat = processes._stat(child.pid)
+        assert stat is not None
+        known = processes.Process(pid=child.pid, start_ticks=stat.start_ticks)
+        read, empty = processes._environment, iter([b"", b""])
+        monkeypatch.setattr(processes, "_environment", lambda pid: next(empty, read(pid)))
+        assert processes.is_alive(known, tmp_path)
+        assert next(empty, None) is None, "it was looked at again"
+        assert not processes.is_alive(known, tmp_path / "another")
+    finally:
+        child.kill()
+        child.wait()
+    assert not processes.is_alive(known, tmp_path)
+
+
 async def test_what_is_no_instance_is_cleared_away_at_the_start(start: Start, tmp_path: Path) -> None:
     barely = tmp_path / "local" / "web1"
     barely.mkdir(parents=True)
@@ -297,10 +320,12 @@ async def test_a_server_killed_at_any_step_leaves_one_instance_or_none(
         sys.executable, str(HERE / "local_victim.py"), str(tmp_path), wanted.instance_id, step
     )
     assert await victim.wait() == -signal.SIGKILL
+    alive = ALIVE_AFTERWARDS[step]
+    if alive:
+        await told(tmp_path, wanted.instance_id)
     left_running = ours(tmp_path)
 
     successor = await start()
-    alive = ALIVE_AFTERWARDS[step]
     listed = (await successor.list_instances("c", "s", limit=10)).items
     assert [(each.instance_id, each.status) for each in listed] == (
         [(wanted.instance_id, ProviderStatus.RUNNING)] if alive else []
@@ -310,6 +335,7 @@ async def test_a_server_killed_at_any_step_leaves_one_instance_or_none(
 
     # The retry that a restarted server makes ends in exactly one agent, whatever had happened.
     assert (await successor.create_instance(wanted)).status is ProviderStatus.RUNNING
+    await told(tmp_path, wanted.instance_id)
     assert len(ours(tmp_path)) == 1
     await successor.delete_instance(wanted.instance_id, "")
     assert ours(tmp_path) == []
@@ -326,6 +352,7 @@ async def test_a_creation_that_was_given_up_is_found_by_its_retry(start: Start, 
         await attempt
 
     assert (await provider.create_instance(wanted)).status is ProviderStatus.RUNNING
+    await told(tmp_path, wanted.instance_id)
     assert len(ours(tmp_path)) == 1
 
 
@@ -335,6 +362,7 @@ async def test_closing_leaves_agents_or_ends_them_as_the_options_say(
     leaving, ending = make_local(), make_local(stop_on_close=True)
     await leaving.start()
     created = await leaving.create_instance(request())
+    await told(tmp_path, created.instance_id)
     await leaving.close()
     assert len(ours(tmp_path)) == 1
 

@@ -32,6 +32,9 @@ LAUNCH_LIMIT_SECONDS = 20.0
 NOTE_LIMIT_SECONDS = 10.0
 """From the launcher's end to the note of its fork: one write and one rename."""
 
+EXEC_LIMIT_SECONDS = 1.0
+"""For a process to become another program: it has no environment for a tenth of a millisecond then."""
+
 POLL_SECONDS = 0.01
 KILL_LIMIT_SECONDS = 5.0
 """How long the kernel may take to end what was killed; longer means uninterruptible I/O."""
@@ -80,8 +83,12 @@ def noted(directory: Path) -> Process | None:
 
 def is_alive(process: Process, directory: Path) -> bool:
     """Whether this very process lives, and not another with its number."""
-    stat = _stat(process.pid)
-    return stat is not None and stat.start_ticks == process.start_ticks and _carries(process.pid, directory)
+    deadline = time.monotonic() + EXEC_LIMIT_SECONDS
+    while (stat := _stat(process.pid)) is not None and stat.start_ticks == process.start_ticks:
+        if (environment := _environment(process.pid)) or time.monotonic() >= deadline:
+            return _is_marked(environment, directory)
+        time.sleep(POLL_SECONDS)
+    return False
 
 
 def members(directory: Path, group: int | None = None) -> list[int]:
@@ -126,10 +133,20 @@ def _stat(pid: int) -> _Stat | None:
 
 
 def _carries(pid: int, directory: Path) -> bool:
+    return _is_marked(_environment(pid), directory)
+
+
+def _environment(pid: int) -> bytes:
+    """As it is in memory; empty for a kernel thread, and while a process becomes another program."""
     try:
-        environment = (PROC / str(pid) / "environ").read_bytes()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return False  # gone, or another user's
+        return (PROC / str(pid) / "environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+    except PermissionError:
+        return b"another user's"
+
+
+def _is_marked(environment: bytes, directory: Path) -> bool:
     return f"{MARKER}={directory}".encode() in environment.split(b"\0")
 
 
