@@ -16,7 +16,11 @@ import pytest
 from fleetplane.domains.instances.agent.files import folder as receive_folder
 from fleetplane.domains.instances.agent.files.folder import PatchRefused, ReceiveFolder
 from fleetplane.domains.instances.agent.files.patch import Patch
+from fleetplane.domains.instances.agent.identity.folder import IdentityFolder
+from fleetplane.domains.instances.agent.machine import Machine
+from fleetplane.domains.instances.agent.reporter import Reporter
 from fleetplane.kernel import durable
+from fleetplane.kernel.clock import SystemClock
 
 OLD = {"a.env": b"A=old", "b.env": b"B=old"}
 NEW = {"a.env": b"A=new", "b.env": b"B=new", "c.env": b"C=new"}
@@ -169,6 +173,42 @@ def test_a_report_that_is_made_while_a_patch_is_applied_or_files_are_removed_lis
     monkeypatch.setattr(receive_folder, "os", calls)
     assert place.folder.errors() == {}
     assert set(place.folder.modified_ns()) == {"a.env", "c.env"}
+
+
+async def test_a_report_names_no_hash_whose_files_it_does_not_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = IdentityFolder(tmp_path / "identity", mode=0o600)
+    identity.root.mkdir()
+    identity.store_config_hash("h-old")
+    (tmp_path / "recv").mkdir()
+    received = ReceiveFolder(
+        tmp_path / "recv", mode=0o640, store_hash=identity.store_config_hash, now_ms=lambda: 1
+    )
+    with pytest.raises(PatchRefused):
+        received.apply(Patch(files={"a.json": b"{"}, config_hash="h-bad"))
+    errors = received.errors
+
+    def errors_then_a_patch() -> dict[str, str]:
+        found = errors()
+        received.apply(Patch(files={"a.json": b"{}"}, config_hash="h-new"))
+        return found
+
+    monkeypatch.setattr(received, "errors", errors_then_a_patch)
+    reporter = Reporter(
+        version="1",
+        instance_id="i",
+        interval_seconds=1.0,
+        machine=Machine(root=tmp_path),
+        identity=identity,
+        received=received,
+        clock=SystemClock(),
+    )
+    early = await reporter.compose()
+    assert (early.files["a.json"].error != "", early.config_hash) == (True, "h-old")
+    monkeypatch.undo()
+    late = await reporter.compose()
+    assert (late.files["a.json"].error, late.config_hash) == ("", "h-new")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the device that is always full is Linux's")

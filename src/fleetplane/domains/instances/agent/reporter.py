@@ -79,6 +79,8 @@ class Reporter:
         return await asyncio.to_thread(self._compose, self.count)
 
     def _compose(self, count: int) -> agent_pb2.HealthReportRequest:
+        # First: a patch that is applied meanwhile stores its hash last, so no hash goes with older files.
+        config_hash = self._identity.config_hash()
         return health_report(
             version=self._version,
             instance_id=self._instance_id,
@@ -88,7 +90,7 @@ class Reporter:
             modified_ns=self._received.modified_ns(),
             errors=self._received.errors(),
             notice=self.notice,
-            config_hash=self._identity.config_hash(),
+            config_hash=config_hash,
         )
 
 
