@@ -35,7 +35,8 @@ class DeviceApiDouble(gpu_pb2_grpc.GpuServiceServicer, provider_pb2_grpc.Provide
         self.has_leases = True
 
     def start(self) -> None:
-        self._server = grpc.server(ThreadPoolExecutor(max_workers=16))
+        self._workers = ThreadPoolExecutor(max_workers=16)
+        self._server = grpc.server(self._workers)
         gpu_pb2_grpc.add_GpuServiceServicer_to_server(self, self._server)
         provider_pb2_grpc.add_ProviderServiceServicer_to_server(self, self._server)
         self._server.add_insecure_port(self.address)
@@ -47,6 +48,7 @@ class DeviceApiDouble(gpu_pb2_grpc.GpuServiceServicer, provider_pb2_grpc.Provide
             with self._changed:
                 self._changed.notify_all()
             server.stop(0).wait(60)
+            self._workers.shutdown()  # a call that was under way is not noted later
             self._socket.unlink(missing_ok=True)
 
     def forget(self) -> None:

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import NameOID
 from google.protobuf.empty_pb2 import Empty
+from support.shared.free_ports import free_port
 from support.shared.throwaway_ca import ThrowawayCa
 
 from fleetplane.gen.fleetplane.instances.v1 import renewal_pb2
@@ -122,7 +123,8 @@ class InstanceServerDouble:
         self._authority = folder / "ca.crt"
         self._authority.write_bytes(self.ca.pem)
         self._certificate, self._key = self.ca.server(folder, kind=server_key)
-        self._ports = {"registration": 0, "agent": 0, "operator": 0}
+        # It may be started again: nobody else is to get its ports meanwhile.
+        self._ports = {name: free_port() for name in ("registration", "agent", "operator")}
         self._stack = contextlib.AsyncExitStack()
         self._apps: list[GrpcApp] = []
         # What a test may set
@@ -201,8 +203,7 @@ class InstanceServerDouble:
             client_certificate=client_certificate,
         )
         spec = ListenerSpec(name=name, addresses=(self.address(name),), app=app, tls=tls)
-        listener = await self._stack.enter_async_context(open_listener(spec, grace_seconds=0.2))
-        self._ports[name] = int(listener.addresses[0].rpartition(":")[2])
+        await self._stack.enter_async_context(open_listener(spec, grace_seconds=0.2))
         self._apps.append(app)
 
     def _authenticate(self, connection: Connection) -> Principal:
