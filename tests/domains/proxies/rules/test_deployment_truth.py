@@ -266,7 +266,13 @@ async def test_a_version_that_a_report_shows_in_service_stays_a_success_when_the
 
 
 async def test_a_steady_stream_of_changes_goes_out_in_bounded_time_and_few_versions(tmp_path: Path) -> None:
-    policy = AgentPolicy(first_report_seconds=3600, debounce_seconds=0.3, debounce_limit_seconds=1.0)
+    policy = AgentPolicy(
+        first_report_seconds=3600,
+        debounce_seconds=0.3,
+        debounce_limit_seconds=1.0,
+        heartbeat_seconds=3600,  # this clock goes on while the disk and the stream take their time
+        apply_seconds=3600,
+    )
     clock, changes = VirtualClock(), 0
     async with agents_rig(tmp_path, policy=policy, clock=clock) as rig:
         agent = await connected(rig, "web-01", version=1)
