@@ -63,11 +63,11 @@ async def people_sign_in_and_out(console: Console, boss: str, folder: Path) -> N
     await page.until("document.querySelector('#caller').textContent === 'account/grace'")
     held = "JSON.stringify([document.cookie, {...localStorage}, {...sessionStorage}])"
     assert await page.value(held) == '["",{},{}]'
-    await page.call("Page.reload")
+    await console.reload()
     await page.until("document.querySelector('#caller')?.textContent === 'account/grace'")
     await console.live()
     await console.sign_out()
-    await page.call("Page.reload")
+    await console.reload()
     await page.until("document.querySelector('#sign-in')?.hidden === false")
 
     made_link = await asyncio.to_thread(execute, "open", "--data-dir", str(folder))
@@ -177,7 +177,7 @@ async def a_person_works_by_keyboard(console: Console) -> None:
 async def a_group_is_scaled(console: Console) -> None:
     page = console.page
     await console.open(f"#/groups/workers?scope=/tenants/{TENANT}", "workers")
-    await page.value("document.querySelector('[data-action=scale]').click()")
+    await console.click("[data-action=scale]")
     await page.until("document.querySelector('#dialog').open")
     assert "Set how many instances" in await page.value("document.querySelector('#dialog').textContent")
     size = "document.querySelector('#dialog input[type=number]')"

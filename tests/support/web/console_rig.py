@@ -32,6 +32,12 @@ class Console:
         await self.page.value("document.querySelector('#sign-out').click()")
         await self.page.until("document.querySelector('#sign-in').hidden === false")
 
+    async def reload(self) -> None:
+        """Load the page anew; the one of before answers until the other is there."""
+        await self.page.value("window.isOld = true")
+        await self.page.call("Page.reload")
+        await self.page.until("window.isOld !== true")
+
     async def live(self) -> None:
         await self.page.until("document.querySelector('#status').textContent === 'live'")
 
