@@ -444,7 +444,8 @@ def until(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[list[str]], bo
     def end(is_enough: Callable[[list[str]], bool]) -> None:
         def followed(*given: Any, **options: Any) -> Iterator[Any]:
             lines: list[str] = []
-            with closing(follow(*given, **options)) as events:
+            events: Any = follow(*given, **options)
+            with closing(events):
                 for event in events:
                     yield event
                     lines.append(view.event_line(event))
