@@ -297,7 +297,8 @@ async def test_agents_are_told_when_the_server_goes(rig: Rig) -> None:
 async def test_after_a_restart_an_agent_that_does_not_return_is_offline_and_one_that_does_never_was(
     tmp_path: Path,
 ) -> None:
-    async with agents_rig(tmp_path) as rig:
+    patient = replace(QUICK, reconnect_seconds=60.0)  # however long it takes to stop, nobody counts as gone
+    async with agents_rig(tmp_path, policy=patient) as rig:
         back, gone = await rig.agent("back"), await rig.agent("gone")
         await back.open()
         await gone.open()
