@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from support.proxies.proxy_api import Person
 from fleetplane.domains.proxies.agents.events import EVENTS_KEPT
 from fleetplane.domains.proxies.agents.live import EVENTS_PER_MINUTE
 from fleetplane.domains.proxies.nginx.site import VALIDATES_TYPED
+from fleetplane.domains.proxies.rules.deployment import RetryPolicy
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
+PATIENT = replace(QUICK, retry=RetryPolicy(first_seconds=60.0))
+"""What may pass is not tried again while a test looks at it."""
 NO_NAME = 'host not found in upstream "nowhere.example:80" in conf.d/host-h-1.conf:3'
 
 
@@ -35,7 +39,7 @@ class Fleet:
 
 @pytest.fixture
 async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
-    async with fleet_api(tmp_path, policy=QUICK) as (rig, admin, _):
+    async with fleet_api(tmp_path, policy=PATIENT) as (rig, admin, _):
         yield Fleet(rig, admin)
 
 
