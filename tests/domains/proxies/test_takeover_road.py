@@ -147,7 +147,8 @@ def test_what_runs_is_seen_taken_over_and_given_back(site: Site) -> None:
     secure = found.folder / "sites" / "secure.conf"
     text = f"listen 127.0.0.1:8443 ssl; server_name secure.test; ssl_certificate {certificate}; return 204;"
     secure.write_text(f"server {{ {text} ssl_certificate_key {key}; }}")
-    told = json.loads(site.cli("import", "--agent", "web-01", "--apply", "--send-keys", "-o", "json"))
+    here = ("import", "--agent", "web-01", "--address", "127.0.0.1")
+    told = json.loads(site.cli(*here, "--apply", "--send-keys", "-o", "json"))
     secure.unlink()
     assert {"return 200 found": "understood", "stub_status": "refused"}.items() <= {
         one["text"]: one["outcome"] for one in told

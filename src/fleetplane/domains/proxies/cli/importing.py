@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,13 @@ STYLES = {"understood": "green", "kept raw": "yellow", "refused": "red", "certif
 @click.command("import")
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @click.option("--agent", default="", metavar="AGENT", help="Import what this agent observes, not a PATH.")
+@click.option(
+    "--address",
+    "addresses",
+    multiple=True,
+    metavar="ADDRESS",
+    help="An address that the agents serve on: servers of it alone are imported, too; repeat it.",
+)
 @click.option("--apply", "apply_", is_flag=True, help="Write it to the workspace, not only the report.")
 @click.option(
     "--confirm-raw", is_flag=True, help="With --apply: take raw text along; needs an administrator."
@@ -48,6 +55,7 @@ STYLES = {"understood": "green", "kept raw": "yellow", "refused": "red", "certif
 def import_config(
     path: Path | None,
     agent: str,
+    addresses: tuple[str, ...],
     apply_: bool,
     confirm_raw: bool,
     chosen: tuple[str, ...],
@@ -62,8 +70,9 @@ def import_config(
         fleetplane proxies import --agent web-1
 
     Reports what became of every directive: understood, left to the agent, kept raw for an administrator to
-    confirm, or refused and why. Nothing is changed without --apply. A location that cannot be imported
-    answers 503. Hosts and upstreams that the workspace has under the same name are replaced.
+    confirm, or refused and why. Nothing is changed without --apply. What cannot be imported, or not without
+    what may keep strangers away from it, answers 503. Hosts and upstreams that the workspace has under the
+    same name are replaced.
 
     With --agent, private keys stay where they are: hosts get the certificates that the workspace has for
     their names, and the report tells which are missing. With --send-keys the agent sends those to the server,
@@ -77,12 +86,12 @@ def import_config(
         # A report of one's own files needs no server.
         server = stack.enter_context(client(where)) if agent or apply_ else None
         if server is not None and path is None:
-            made, config = _shown(server, workspace, agent)
+            made, config = _shown(server, workspace, agent, addresses)
             placed = _in_workspace(server, workspace, made.certificates, ids)
             _note_missing(made, placed)
         else:
             assert path is not None
-            made, config = _read(path), path
+            made, config = _read(path, addresses), path
         if server is not None and apply_:
             if made.has_raw and not confirm_raw:
                 raise FailedPrecondition(
@@ -122,11 +131,11 @@ def _pair(text: str) -> tuple[str, str]:
 # From files of this machine.
 
 
-def _read(path: Path) -> Imported:
+def _read(path: Path, addresses: Collection[str]) -> Imported:
     from fleetplane.domains.proxies.importing.conversion import convert
     from fleetplane.domains.proxies.importing.reading import read
 
-    return convert(read(path))
+    return convert(read(path), addresses)
 
 
 def _uploaded(
@@ -153,7 +162,9 @@ def _pem(config: Path, name: str) -> str:
 # From what an agent shows.
 
 
-def _shown(server: RestClient, workspace: str, agent: str) -> tuple[Imported, Path]:
+def _shown(
+    server: RestClient, workspace: str, agent: str, addresses: Collection[str]
+) -> tuple[Imported, Path]:
     from fleetplane.domains.proxies.importing.conversion import convert
     from fleetplane.domains.proxies.importing.reading import read_shown
     from fleetplane.domains.proxies.importing.report import Line, Outcome
@@ -161,7 +172,7 @@ def _shown(server: RestClient, workspace: str, agent: str) -> tuple[Imported, Pa
     found = agent_named(server, workspace, agent)
     told = server.call("GET", f"{PREFIX}/agents/{found['id']}/observed")
     config = Path(told["config_path"])
-    made = convert(read_shown(config, {one["path"]: one["text"] for one in told["files"]}))
+    made = convert(read_shown(config, {one["path"]: one["text"] for one in told["files"]}), addresses)
     for problem in told["problems"]:
         made.report.append(
             Line(

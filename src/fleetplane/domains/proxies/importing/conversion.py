@@ -7,8 +7,7 @@ another one would answer in its place, and show the source of a program, for exa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from fleetplane.domains.proxies.importing.groups import group
@@ -16,7 +15,6 @@ from fleetplane.domains.proxies.importing.guards import CLOSED, closed, guards
 from fleetplane.domains.proxies.importing.locations import INHERITED, Location, family, responding
 from fleetplane.domains.proxies.importing.reading import Statement
 from fleetplane.domains.proxies.importing.report import (
-    GUARDED,
     LEFT_TO_AGENT,
     FoundCertificate,
     Imported,
@@ -28,11 +26,12 @@ from fleetplane.domains.proxies.nginx import judging
 from fleetplane.domains.proxies.nginx.table import Context
 
 
-def convert(statements: Sequence[Statement]) -> Imported:
+def convert(statements: Sequence[Statement], addresses: Collection[str] = ()) -> Imported:
+    """`addresses` are those that hosts here stand for: servers of these alone are imported like any other."""
     made = Imported()
     for one in statements:
         if one.name == "http" and one.block is not None:
-            _http(one.block, made)
+            _http(one.block, addresses, made)
         elif one.name == "stream" and one.block is not None:
             convert_streams(one.block, made)
         elif one.name == "mail":
@@ -44,12 +43,12 @@ def convert(statements: Sequence[Statement]) -> Imported:
     return made
 
 
-def _http(block: Sequence[Statement], made: Imported) -> None:
+def _http(block: Sequence[Statement], addresses: Collection[str], made: Imported) -> None:
     outer = [one for one in block if one.name not in ("server", "upstream")]
     for one in block:
         if one.name == "upstream" and one.block is not None:
             group(one, made, identity=one.arguments[0])
-    around = _Guard()
+    unguarded = ""
     shared = [one for one in outer if family(one.name) or one.name in INHERITED]
     for one in outer:
         if one in shared:
@@ -59,36 +58,34 @@ def _http(block: Sequence[Statement], made: Imported) -> None:
         elif one.name == "map" and one.arguments[:1] == ("$http_upgrade",):
             made.note(one, Outcome.UNDERSTOOD, "WebSocket connections are passed on always")
         else:
-            around.keep(one, made.settings, judging.SETTINGS, made)
+            unguarded = _keep(one, made.settings, judging.SETTINGS, made) or unguarded
     for one in block:
         if one.name == "server" and one.block is not None:
-            _Server(one, shared, around, made).convert()
+            _Server(one, shared, unguarded, addresses, made).convert()
 
 
-@dataclass(slots=True)
-class _Guard:
-    """What is known of the statements around locations that may keep somebody away."""
-
-    refused: str = ""
-    """One that is not imported: nothing below it is served."""
-    raw: bool = False
-    """Some are kept raw: without these, nothing below is served."""
-
-    def keep(self, one: Statement, kept: dict[str, str], contexts: Iterable[Context], made: Imported) -> None:
-        outcome = keep_raw(one, kept, contexts, made)
-        if guards(one) and outcome is Outcome.RAW:
-            self.raw = True
-        elif guards(one):
-            self.refused = self.refused or one.words[:80]
+def _keep(one: Statement, kept: dict[str, str], contexts: Iterable[Context], made: Imported) -> str:
+    """Keep a statement around locations raw; what it says if it is not kept and may keep somebody away."""
+    outcome = keep_raw(one, kept, contexts, made)
+    return one.words[:80] if outcome is Outcome.REFUSED and guards(one) else ""
 
 
 # Servers.
 
 
 class _Server:
-    def __init__(self, one: Statement, outer: Sequence[Statement], around: _Guard, made: Imported) -> None:
+    def __init__(
+        self,
+        one: Statement,
+        outer: Sequence[Statement],
+        unguarded: str,
+        addresses: Collection[str],
+        made: Imported,
+    ) -> None:
+        """`unguarded` is what may have kept strangers away and is not imported, if anything."""
         self._one = one
-        self._guard = replace(around)
+        self._unguarded = unguarded
+        self._addresses = addresses
         self._made = made
         self._outer = outer
         self._block = one.block or ()
@@ -98,10 +95,10 @@ class _Server:
     def convert(self) -> None:
         self._made.note(self._one, Outcome.UNDERSTOOD)
         said = [one for one in self._block if one.name == "listen"]
-        listens = [one for one in said if not _listen_fault(one.arguments)]
+        listens = [one for one in said if not self._listen_fault(one.arguments)]
         if said and not listens:
             for one in said:
-                self._made.note(one, Outcome.REFUSED, _listen_fault(one.arguments))
+                self._made.note(one, Outcome.REFUSED, self._listen_fault(one.arguments))
             why = "it listens nowhere where hosts here do; nothing of this server is imported"
             self._made.note(self._one, Outcome.REFUSED, why)
             return
@@ -109,14 +106,12 @@ class _Server:
         locations = [*self._locations()]
         for one in self._block:
             self._of_server(one)
-        if self._guard.refused:
-            why = f"{self._guard.refused} may keep strangers away"
+        if self._unguarded:
+            why = f"{self._unguarded} may keep strangers away"
             self._made.note(self._one, Outcome.REFUSED, f"{why}; all of it answers {CLOSED} instead")
             locations = [closed(one) for one in locations]
         if self._raw:
             self._host["custom_directives"] = self._raw
-        if self._guard.raw:
-            self._host[GUARDED] = True
         for port in ports:
             secure = any("ssl" in one.arguments for one in listens if _port(one.arguments[0]) == port)
             self._add(port, secure, listens, locations)
@@ -157,7 +152,7 @@ class _Server:
             case "location":
                 return
             case "listen":
-                fault = _listen_fault(one.arguments)
+                fault = self._listen_fault(one.arguments)
                 made.note(one, Outcome.REFUSED if fault else Outcome.UNDERSTOOD, fault)
             case "server_name" | "http2":
                 refused = [name for name in one.arguments if name.startswith("~")]
@@ -184,7 +179,18 @@ class _Server:
             case name if name in LEFT_TO_AGENT:
                 made.note(one, Outcome.AGENT)
             case _:
-                self._guard.keep(one, self._raw, {Context.SERVER}, made)
+                self._unguarded = _keep(one, self._raw, {Context.SERVER}, made) or self._unguarded
+
+    def _listen_fault(self, arguments: Sequence[str]) -> str:
+        """Why hosts here cannot listen like this: they do wherever the node serves, to whoever comes."""
+        found = _LISTEN.fullmatch(arguments[0])
+        address = (found["address"] if found["address"] is not None else found["alone"]) if found else ""
+        if found is None or not (address in _EVERYWHERE or address.strip("[]") in self._addresses):
+            return "hosts listen on every address that the node serves; see --address"
+        unknown = [
+            one for one in arguments[1:] if one not in _LISTEN_OPTIONS and not one.startswith(_LISTEN_SIZES)
+        ]
+        return f"{unknown[0]} has no typed form here" if unknown else ""
 
     def _certificate(self, one: Statement) -> str:
         key = next((each.arguments[0] for each in self._block if each.name == "ssl_certificate_key"), "")
@@ -221,22 +227,11 @@ class _Server:
 
 
 _LISTEN: Final = re.compile(
-    r"(?:(?P<address>\[[^\]]*\]|[^:\[\]]*):)?(?P<port>[0-9]{1,5})|(?P<alone>\*|\[::\])"
+    r"(?:(?P<address>\[[^\]]*\]|[^:\[\]]*):)?(?P<port>[0-9]{1,5})|(?P<alone>\[[^\]]*\]|[^:\[\]]+)"
 )
 _EVERYWHERE: Final = (None, "", "*", "0.0.0.0", "[::]")  # noqa: S104  # what NGINX calls every address
 _LISTEN_OPTIONS: Final = frozenset({"default_server", "ssl", "http2", "reuseport", "deferred", "bind"})
 _LISTEN_SIZES: Final = ("backlog=", "rcvbuf=", "sndbuf=", "fastopen=", "ipv6only=", "so_keepalive=")
-
-
-def _listen_fault(arguments: Sequence[str]) -> str:
-    """Why hosts here cannot listen like this: they do on every address, to whoever comes."""
-    found = _LISTEN.fullmatch(arguments[0])
-    if found is None or found["address"] not in _EVERYWHERE:
-        return "hosts listen on every address that the node serves"
-    unknown = [
-        one for one in arguments[1:] if one not in _LISTEN_OPTIONS and not one.startswith(_LISTEN_SIZES)
-    ]
-    return f"{unknown[0]} has no typed form here" if unknown else ""
 
 
 def _port(listen: str) -> int:

@@ -13,7 +13,6 @@ from typing import Any, Final
 from fleetplane.domains.proxies.importing.guards import CLOSED, closed, guards
 from fleetplane.domains.proxies.importing.reading import Statement
 from fleetplane.domains.proxies.importing.report import (
-    GUARDED,
     LEFT_TO_AGENT,
     Imported,
     Outcome,
@@ -95,7 +94,6 @@ class Location:
         self._raw: dict[str, str] = {}
         self._serving: dict[str, Any] = {}
         self._refused = ""
-        self._guarded = False
 
     def convert(self) -> dict[str, Any]:
         self._made.note(self._one, Outcome.UNDERSTOOD)
@@ -116,8 +114,6 @@ class Location:
             made["access"] = {"rules": [*self._rules, *everybody]}
         if self._raw:
             made["custom_directives"] = self._raw
-        if self._guarded:
-            made[GUARDED] = True
         return made
 
     def _settle(self) -> None:
@@ -138,9 +134,7 @@ class Location:
             if silent:
                 return
             kept = keep_raw(one, self._raw, {Context.LOCATION}, self._made)
-            if guards(one) and kept is Outcome.RAW:
-                self._guarded = True
-            elif guards(one):
+            if kept is Outcome.REFUSED and guards(one):
                 self._refused = self._refused or f"{one.name} may keep strangers away"
         elif not silent or outcome is Outcome.REFUSED:
             self._made.note(one, outcome, why)

@@ -10,14 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
-from fleetplane.domains.proxies.importing.guards import CLOSED, closed, guards
 from fleetplane.domains.proxies.importing.reading import Statement
 from fleetplane.domains.proxies.nginx import judging
 from fleetplane.domains.proxies.nginx.table import Context
 from fleetplane.domains.proxies.rules import directives
 
-GUARDED: Final = "guarded by raw text"
-"""On a host or a location: it is not to be served without its raw text. No field of the workspace's."""
 FORMAT: Final = "fleetplane.proxies/1"
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SIZES: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -136,19 +133,13 @@ def _placed(host: dict[str, Any], certificates: dict[str, str], *, raw: bool) ->
     made = dict(host)
     if "ssl_certificate_id" in made:
         made["ssl_certificate_id"] = certificates[made["ssl_certificate_id"]]
-    guarded = made.pop(GUARDED, False)
     if not raw:
         made.pop("custom_directives", None)
-    made["locations"] = [_placed_location(one, guarded=guarded, raw=raw) for one in made["locations"]]
+        made["locations"] = [
+            {name: value for name, value in one.items() if name != "custom_directives"}
+            for one in made["locations"]
+        ]
     return made
-
-
-def _placed_location(location: dict[str, Any], *, guarded: bool, raw: bool) -> dict[str, Any]:
-    """Without its raw text, what that text guards answers 503."""
-    if not raw and (guarded or GUARDED in location):
-        return closed(location)
-    left_out = {GUARDED} if raw else {GUARDED, "custom_directives"}
-    return {name: value for name, value in location.items() if name not in left_out}
 
 
 def keep_raw(one: Statement, kept: dict[str, str], contexts: Iterable[Context], made: Imported) -> Outcome:
@@ -167,7 +158,7 @@ def keep_raw(one: Statement, kept: dict[str, str], contexts: Iterable[Context], 
         made.note(one, Outcome.REFUSED, why)
         return Outcome.REFUSED
     kept[one.name] = value
-    made.note(one, Outcome.RAW, f"without it, what it may guard answers {CLOSED}" if guards(one) else "")
+    made.note(one, Outcome.RAW)
     return Outcome.RAW
 
 
