@@ -33,6 +33,7 @@ LOCAL = {"addresses": ["127.0.0.1"], "port": 0}
 
 # Simulated pins answer when their thread has its turn.
 _defaults = HardwareThread.__init__.__kwdefaults__
+assert _defaults is not None
 assert "call_seconds" in _defaults
 _defaults["call_seconds"] = DEADLINE_SECONDS
 

@@ -18,6 +18,7 @@ from cryptography.x509.oid import NameOID
 from fleetplane.domains.blueprint import Kernel
 from fleetplane.domains.boards.access import LISTENER, PLAIN_LISTENER
 from fleetplane.domains.boards.calls.channels import NodeLinks
+from fleetplane.domains.boards.commands.courier import BoardCommander
 from fleetplane.domains.boards.core import BoardCore, BoardOptions
 from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.joining import credentials
@@ -44,8 +45,17 @@ BOSS = "operator/boss"
 
 # How long a board's answer takes says something about the machine: who waits for one waits as for all else.
 _defaults = NodeLinks.call.__kwdefaults__
+assert _defaults is not None
 assert "seconds" in _defaults
 _defaults["seconds"] = DEADLINE_SECONDS
+_reach = BoardCommander._reach
+
+
+async def _reach_patiently(self: BoardCommander, board: int, patience: float) -> None:
+    await _reach(self, board, max(patience, DEADLINE_SECONDS))
+
+
+BoardCommander._reach = _reach_patiently  # type: ignore[method-assign]
 
 
 async def until(condition: Callable[[], Any], *, seconds: float = DEADLINE_SECONDS) -> Any:
