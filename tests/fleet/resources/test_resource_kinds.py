@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import pytest_asyncio
 from support.fleet.resources_rig import ResourcesRig, resources_rig, watched
 
@@ -44,11 +46,13 @@ from fleetplane.domains.proxies.kinds.values import (
 from fleetplane.domains.proxies.resources import MIRROR, references
 from fleetplane.domains.proxies.server import BLUEPRINT as PROXIES
 from fleetplane.domains.proxies.typed_options import HostTls
+from fleetplane.fleet.feeds import ring
 from fleetplane.fleet.people.account_kind import ACCOUNT, AccountSpec
 from fleetplane.fleet.people.account_kind import SCOPE as PEOPLE
 from fleetplane.fleet.runs.policy import RunPolicy
 from fleetplane.fleet.runs.records import RunStatus
 from fleetplane.fleet.runs.targets import Target
+from fleetplane.kernel.watch import Batch, Watch
 
 ORG, WS, AGENT, UP, CERT, HOST = ("org-1", "ws-1", "agent-1", "up-1", "cert-1", "host-1")
 PLACE = records.workspace_scope(ORG, WS)
@@ -262,3 +266,31 @@ async def test_what_is_deleted_with_its_workspace_is_told_to_whoever_saw_it(rig:
         ("deleted", "prod"),
         ("deleted", "api"),
     ]
+
+
+async def test_what_was_made_a_moment_before_its_workspace_went_is_told_to_whoever_saw_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ring comes to what was made when the workspace that names its scope is gone already."""
+    followed, anything = asyncio.Event(), ring._anything
+
+    async def late(watches: Sequence[Watch]) -> list[Batch]:
+        found = await anything(watches)
+        await followed.wait()
+        return found
+
+    monkeypatch.setattr(ring, "_anything", late)
+    async with resources_rig(tmp_path, (PROXIES,)) as rig:
+        await fill_proxies(rig)
+        token = await rig.token("acme", VIEWER, tenant="acme")
+        async with watched(rig, token, of="upstreams,workspaces") as reader:
+            assert {name for _, name in await reader.until("bookmark")} == {"api", "prod"}
+            await rig.remove(records.WORKSPACE, PLACE, WS)
+            await rig.remove(records.UPSTREAM, PLACE, UP)
+            followed.set()
+            seen = [await reader.next() for _ in range(2)]
+    assert [(word, data["metadata"]["name"]) for word, _, data in seen] == [
+        ("deleted", "prod"),
+        ("deleted", "api"),
+    ]
+    assert seen[1][2]["metadata"]["scope"] == "/tenants/acme/workspaces/prod"

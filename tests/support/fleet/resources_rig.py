@@ -222,17 +222,22 @@ class WatchReader:
     async def next(self) -> tuple[str, str, Any]:
         """The next event: its type, its id and its data; an empty type at the end."""
         async with asyncio.timeout(60):
-            while b"\n\n" not in self._buffer:
-                self._free.release()
-                chunk = await self._chunks.get()
-                if not chunk and self.ended.is_set():
-                    return "", "", None
-                self._buffer += chunk
-        block, _, self._buffer = self._buffer.partition(b"\n\n")
-        fields = dict(line.split(": ", 1) for line in block.decode().splitlines() if line[0] != ":")
-        if not fields:
-            return await self.next()
+            while not (fields := await self._fields()):
+                pass  # a sign of life, which is no event
+        if not fields["event"]:
+            return "", "", None
         return fields["event"], fields.get("id", ""), json.loads(fields["data"])
+
+    async def _fields(self) -> dict[str, str]:
+        """Of the next block; an empty event at the end."""
+        while b"\n\n" not in self._buffer:
+            self._free.release()
+            chunk = await self._chunks.get()
+            if not chunk and self.ended.is_set():
+                return {"event": ""}
+            self._buffer += chunk
+        block, _, self._buffer = self._buffer.partition(b"\n\n")
+        return dict(line.split(": ", 1) for line in block.decode().splitlines() if line[0] != ":")
 
     async def until(self, wanted: str) -> list[tuple[str, str]]:
         """Types and names of the events before the next of a type."""

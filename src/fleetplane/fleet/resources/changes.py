@@ -7,10 +7,10 @@ could see the object, although what named its scope may be gone already.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -21,7 +21,7 @@ from fleetplane.fleet.resources.declaration import Reading, Verb
 from fleetplane.fleet.resources.objects import Identity
 from fleetplane.kernel.events import Event, EventType
 from fleetplane.kernel.identity.revocation import REVOCATION
-from fleetplane.kernel.resources import AnyResource, Key
+from fleetplane.kernel.resources import AnyResource, Key, Kind, Resource, SpecT, StatusT
 from fleetplane.kernel.store import Store
 
 PACE_SECONDS = 0.02
@@ -88,6 +88,27 @@ def _shown(version: Version, reading: Reading) -> Mapping[str, Any]:
     return objects.shown(version.member.resource, version.stored, reading, called=version.called)
 
 
+class _Then:
+    """The store, with what was there at the event that is followed and is gone since then.
+
+    The ring comes to an event a moment after it: what names the object's scope may be deleted by then, and
+    whoever has listed the object in that moment waits for its deletion.
+    """
+
+    def __init__(self, store: Store, known: Mapping[Key, Version]) -> None:
+        self._store = store
+        self._known = known
+
+    def get(self, kind: Kind[SpecT, StatusT], scope: str, name: str) -> Resource[SpecT, StatusT] | None:
+        found = self._store.get(kind, scope, name)
+        if found is None and (version := self._known.get(kind.key(scope, name))) is not None:
+            return cast("Resource[SpecT, StatusT]", version.stored)
+        return found
+
+    def list(self, kind: Kind[SpecT, StatusT], scope: str = "") -> Sequence[Resource[SpecT, StatusT]]:
+        return self._store.list(kind, scope)
+
+
 class Changes:
     """The ring of recent changes, and the log of older ones."""
 
@@ -100,6 +121,7 @@ class Changes:
             if Verb.WATCH in entry.resource.verbs and entry.resource.is_stored
             for found in entry.all(store)
         }
+        self._then = _Then(store, self._known)
         self._kinds = kinds = (*catalogue.kinds, REVOCATION)
         self.ring: EventRing[Change] = EventRing(
             store, kinds=kinds, events_of=self._followed, ring_events=ring_events, pace_seconds=PACE_SECONDS
@@ -135,7 +157,7 @@ class Changes:
         before = self._known.pop(stored.key, None)
         after = None
         if event.type is not EventType.DELETED and member.resource.shows(stored):
-            called = objects.identity(member.resource, stored, self._store)
+            called = objects.identity(member.resource, stored, self._then)
             self._known[stored.key] = after = Version(member, stored, called)
         if before is not None or after is not None:
             yield Change(event.revision, event.type, self._store, entry=entry, before=before, after=after)
