@@ -20,6 +20,7 @@ from support.boards.boards_rig import BOSS, BoardKey, BoardsRig, boards_rig, unt
 from support.boards.node_calls import CODE, HIGH, failing, gpio
 
 from fleetplane.domains.boards.agent.grpc.revoked_callers import RevokedCallers
+from fleetplane.domains.boards.agent.membership import IdentityFolder
 from fleetplane.domains.boards.core import BoardOptions
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
@@ -77,6 +78,15 @@ async def certified(server: BoardsRig, **said: Any) -> Ann:
 
 def states(server: BoardsRig) -> dict[str, UptakeState]:
     return {one.agent: one.state for one in server.core.revocation_lists.uptake()}
+
+
+def apart(node: NodeRig, folder: Path) -> RevokedCallers:
+    """What the node knows, in a folder of its own: each file has a single writer, and the node is running."""
+    own = IdentityFolder(folder / "apart")
+    own.make()
+    for name in (own.key_file.name, own.certificate_file.name, own.authority_file.name):
+        (own.root / name).write_bytes((node.folder.root / name).read_bytes())
+    return RevokedCallers(own, structlog.get_logger())
 
 
 async def to_its_end(stream: Any) -> None:
@@ -154,12 +164,14 @@ def signed(number: int, key: ec.EllipticCurvePrivateKey, **more: Any) -> bytes:
     )
 
 
-async def test_an_older_forged_or_damaged_list_changes_nothing(server: BoardsRig, node: NodeRig) -> None:
+async def test_an_older_forged_or_damaged_list_changes_nothing(
+    server: BoardsRig, node: NodeRig, tmp_path: Path
+) -> None:
     lists = server.core.revocation_lists
     older = lists.current()
     ann = await certified(server)
     await server.core.certificates.revoke(ann.number, reason="lost", actor=BOSS)
-    revoked = RevokedCallers(node.folder, structlog.get_logger())
+    revoked = apart(node, tmp_path)
     assert revoked.take(lists.current())
     held = revoked.number
 
@@ -180,11 +192,12 @@ async def test_an_older_forged_or_damaged_list_changes_nothing(server: BoardsRig
 
 
 async def test_a_board_whose_list_was_tampered_with_lets_in_its_server_alone(
-    server: BoardsRig, node: NodeRig
+    server: BoardsRig, node: NodeRig, tmp_path: Path
 ) -> None:
-    await until(node.folder.revocations.exists)
-    node.folder.revocations.write_bytes(b"nobody was revoked")
-    revoked = RevokedCallers(node.folder, structlog.get_logger())
+    revoked = apart(node, tmp_path)
+    assert revoked.take(server.core.revocation_lists.current())
+    revoked.folder.revocations.write_bytes(b"nobody was revoked")
+    revoked = RevokedCallers(revoked.folder, structlog.get_logger())
     revoked.load()
     with pytest.raises(Unauthenticated):
         revoked.check(principal="operator/ann", serial="1", is_server=False)
@@ -194,12 +207,12 @@ async def test_a_board_whose_list_was_tampered_with_lets_in_its_server_alone(
 
 
 async def test_a_list_that_would_be_too_long_lets_in_the_server_alone(
-    server: BoardsRig, node: NodeRig, monkeypatch: pytest.MonkeyPatch
+    server: BoardsRig, node: NodeRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fleetplane.kernel.identity.revocation_lists.ENTRIES_LIMIT", 1)
     for serial in (1, 2):
         await server.kernel.revocations.revoke(serial=serial, reason="x", actor=BOSS)
-    revoked = RevokedCallers(node.folder, structlog.get_logger())
+    revoked = apart(node, tmp_path)
     assert revoked.take(server.core.revocation_lists.current())
     with pytest.raises(Unauthenticated):
         revoked.check(principal="operator/ann", serial="3", is_server=False)
