@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.objects import LocalObjects
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.presenting import Presenting
-from fleetplane.rpc import CallStatistics, ListenerSpec, open_listener
+from fleetplane.rpc import CallStatistics, Listener, ListenerSpec, open_listener
 from fleetplane.rpc.introspection import HealthBoard
 from fleetplane.server import compose, cut_off
 
@@ -103,6 +103,7 @@ class Lab:
     addresses: Mapping[str, str]
     folder: Path
     workloads: Authority
+    listeners: Sequence[Listener]
     requests: dict[str, CreateRequest] = field(default_factory=dict)
 
     @property
@@ -110,6 +111,18 @@ class Lab:
         path = self.folder / "ca.crt"
         path.write_bytes(self.kernel.authority.trust_pem)
         return path
+
+    @asynccontextmanager
+    async def presenting_anew(self) -> AsyncIterator[None]:
+        """Until a step of the authority that is taken within has reached every listener.
+
+        Who connects meanwhile may be turned away and has to come again, which not every client here does.
+        """
+        before = {one.name: one._spec.tls for one in self.listeners if one._spec.tls is not None}
+        yield
+        await until(
+            lambda: all(one._spec.tls is not before[one.name] for one in self.listeners if one.name in before)
+        )
 
     def instances(self) -> list[Instance]:
         return list(self.kernel.store.list(INSTANCE, f"tenant/{TENANT}"))
@@ -219,6 +232,7 @@ async def lab(
                 folder=folder,
                 addresses={name: places[0].removeprefix("https://") for name, places in bound.items()},
                 workloads=workloads,
+                listeners=listeners,
                 requests=requests,
             )
             domain.drain()

@@ -215,8 +215,9 @@ async def test_an_operators_certificate_is_good_until_its_authority_is_retired(t
             serial=place.kernel.clock.now_ns(),
         )
         bundle = place.kernel.authority.trust_pem  # and it learns of no other
-        await announce(admin)
-        await switch(admin)
+        for step in (announce, switch):
+            async with place.presenting_anew():
+                await step(admin)
         identity = grpc.ssl_channel_credentials(bundle, private_pem(key), issued.leaf_pem)
         options = (("grpc.use_local_subchannel_pool", 1),)
         async with grpc.aio.secure_channel(place.addresses["operator"], identity, options=options) as channel:
@@ -305,8 +306,9 @@ async def test_an_agent_that_knows_only_the_old_authority_comes_back_after_the_s
         [request] = await place.created()
         first = await place_agent(place, request)
         await first.register()
-        await announce(admin)
-        await switch(admin)
+        for step in (announce, switch):
+            async with place.presenting_anew():
+                await step(admin)
         presented = await place_presents(place)
         assert presented == place.kernel.authority.key_id, "listeners present the new one"
 
@@ -323,15 +325,13 @@ async def test_an_agent_that_reads_only_the_first_of_two_authorities_registers_b
     tmp_path: Path,
 ) -> None:
     async with lab(tmp_path, document(size=0)) as place, owner(place) as admin:
-        await announce(admin)
-        for step in ("announced", "switched"):
-            if step == "switched":
-                await switch(admin)
-                await place_presents(place)
+        for step in (announce, switch):
+            async with place.presenting_anew():
+                await step(admin)
             await place.configure(document(size=len(place.requests) + 1))
             await place.domain._groups.refresh()
             request = (await place.created(len(place.requests) + 1))[-1]
-            identity = tmp_path / step / "identity"
+            identity = tmp_path / step.__name__ / "identity"
             identity.mkdir(parents=True)
             end = "-----END CERTIFICATE-----\n"
             (identity / "ca.crt").write_text(request.ca_certificate.partition(end)[0] + end)
