@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import pytest
@@ -15,7 +15,8 @@ from support.boards.boards_rig import BOSS, BoardsRig, boards_rig, until
 
 from fleetplane.domains.boards.grpc.pi_controller import PiControllerService
 from fleetplane.domains.boards.inventory.boards import status_of
-from fleetplane.domains.boards.kinds import BOARD, SCOPE, BoardState, ClusterSpec, Silence
+from fleetplane.domains.boards.inventory.liveness import Word
+from fleetplane.domains.boards.kinds import BOARD, SCOPE, Board, BoardState, ClusterSpec, Silence
 from fleetplane.domains.boards.ports import (
     ProvisioningAction,
     ProvisioningAnswer,
@@ -27,7 +28,7 @@ from fleetplane.domains.boards.rules import Facts
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_agent import pi_agent_pb2 as pi_agent
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
-from fleetplane.kernel.errors import SettingsError, Unimplemented
+from fleetplane.kernel.errors import SettingsError, Unavailable, Unimplemented
 from fleetplane.rpc import CallContext
 
 CODE = grpc.StatusCode
@@ -269,6 +270,46 @@ async def test_a_report_that_was_overtaken_is_ignored_until_the_next_boot(rig: B
 
     await member.control.ReportHealth(pb.HealthReport(status=bad, sequence=1, boot_id="b"))
     assert rig.state(member.number) == BoardState.FAILED
+
+
+async def test_a_report_that_comes_while_a_later_one_is_taken_in_is_ignored(
+    rig: BoardsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, controller = await rig.join("me"), rig.core.controller
+    heard, written, go = controller.heard, asyncio.Event(), asyncio.Event()
+
+    async def told_late(number: int, word: Word, *, actor: str) -> Board:
+        board = await heard(number, word, actor=actor)
+        if word.state is BoardState.MAINTENANCE:
+            written.set()
+            await go.wait()
+        return board
+
+    monkeypatch.setattr(controller, "heard", told_late)
+    goodbye = pb.HealthReport(status=pi.NODE_STATUS_MAINTENANCE, sequence=2)
+    leaving = asyncio.ensure_future(member.control.ReportHealth(goodbye))
+    async with asyncio.timeout(60):
+        await written.wait()
+    await member.control.ReportHealth(pb.HealthReport(status=pi.NODE_STATUS_READY, sequence=1))
+    go.set()
+    await leaving
+    assert rig.state(member.number) == BoardState.MAINTENANCE
+
+
+async def test_a_report_that_could_not_be_taken_in_may_be_sent_again(
+    rig: BoardsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = await rig.join("me")
+    report = pb.HealthReport(status=pi.NODE_STATUS_NOT_READY, sequence=1)
+
+    async def fails(*_given: object, **_named: object) -> NoReturn:
+        raise Unavailable("the store is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.core.controller, "heard", fails)
+        assert await refused(member.control.ReportHealth(report)) is CODE.UNAVAILABLE
+    await member.control.ReportHealth(report)
+    assert rig.state(member.number) == BoardState.NOT_READY
 
 
 async def test_a_registration_starts_the_count_anew(rig: BoardsRig) -> None:

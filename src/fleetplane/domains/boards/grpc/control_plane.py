@@ -190,8 +190,8 @@ class ControlService:
         answer = self._told_of_revocations(context.principal.name, report) if is_agent else pb.Empty()
         if not self._presence.is_newer(board, boot_id=boot_id, sequence=sequence):
             return answer
-        await self._controller.heard(number, word, actor=context.principal.name)
-        self._presence.counted(number, boot_id=boot_id, sequence=sequence)
+        with self._presence.counting(number, boot_id=boot_id, sequence=sequence, now_ns=self._clock.now_ns()):
+            await self._controller.heard(number, word, actor=context.principal.name)
         if is_agent and report.HasField("applied"):
             desired = await self._sets.heard(self._boards.require(number), report.applied)
             if desired is not None:

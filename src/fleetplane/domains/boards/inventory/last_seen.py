@@ -7,6 +7,8 @@ word about it on the same connection. Which connection that was is remembered he
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from fleetplane.domains.boards.inventory.boards import status_of
@@ -61,11 +63,22 @@ class Presence:
         )
         return bool(boot_id and boot_id != known_boot) or sequence > last
 
-    def counted(self, board: int, *, boot_id: str, sequence: int) -> None:
-        sighting = self._sightings.get(board)
-        if sighting is not None:
-            sighting.boot_id = boot_id or sighting.boot_id
-            sighting.sequence = sequence or sighting.sequence
+    @contextmanager
+    def counting(self, board: int, *, boot_id: str, sequence: int, now_ns: int) -> Iterator[None]:
+        """Count a report while it is taken in: an older one that comes meanwhile is not taken any more.
+
+        One that could not be taken in was not counted: it may be sent again.
+        """
+        sighting = self.seen(board, now_ns=now_ns)
+        before = sighting.boot_id, sighting.sequence
+        counted = boot_id or sighting.boot_id, sequence or sighting.sequence
+        sighting.boot_id, sighting.sequence = counted
+        try:
+            yield
+        except BaseException:
+            if (sighting.boot_id, sighting.sequence) == counted:
+                sighting.boot_id, sighting.sequence = before
+            raise
 
     def restarted(self, board: int, *, boot_id: str, now_ns: int) -> None:
         """A board that registers counts from the beginning."""
