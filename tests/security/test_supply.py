@@ -126,7 +126,7 @@ def test_an_interrupted_set_up_leaves_no_policy_behind_that_stops_services(
     policy, programs = tmp_path / "policy-rc.d", tmp_path / "bin"
     programs.mkdir()
     for name, text in {
-        "apt-get": "exec sleep 120",
+        "apt-get": f"touch {tmp_path / 'begun'}\nexec sleep 120",
         "sudo": 'exec "$@"',
         "env": 'shift; exec "$@"',
     }.items():
@@ -139,10 +139,11 @@ def test_an_interrupted_set_up_leaves_no_policy_behind_that_stops_services(
     )
     try:
         deadline = time.monotonic() + WAIT_SECONDS
-        while not policy.exists():
+        while not (tmp_path / "begun").exists():
             assert running.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
+        assert policy.exists()
         os.killpg(running.pid, ending)  # as a terminal does: the script and what it waits for
         code = running.wait(WAIT_SECONDS)
     finally:

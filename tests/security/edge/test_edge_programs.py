@@ -35,7 +35,8 @@ if os.fork() == 0:
     if os.fork() == 0:
         for descriptor in range(3):
             os.close(descriptor)
-        open(sys.argv[1], "w").write(str(os.getpid()))
+        open(sys.argv[1] + ".new", "w").write(str(os.getpid()))
+        os.rename(sys.argv[1] + ".new", sys.argv[1])
         time.sleep(300)
     os._exit(0)
 os.wait()
@@ -135,9 +136,9 @@ async def test_programs_gain_no_privileges_unless_the_owner_lets_them(
         await until(lambda: server.hellos)
         assert (await server.outcome("cmd.run", words)).stdout.split()[1] == b"1"
     configure(state, edge_section(programs={"no_new_privileges": False, "may_detach": True}))
-    mark = tmp_path / "pid"
+    mark, before = tmp_path / "pid", len(server.hellos)
     async with running(state):
-        await until(lambda: len(server.hellos) > 1)
+        await until(lambda: len(server.hellos) > before)
         assert (await server.outcome("cmd.run", words)).stdout.split()[1] == b"0"
         detached = ["-c", ESCAPE, str(mark), "0"]
         await server.outcome("cmd.run", {"command": sys.executable, "args": detached})

@@ -40,7 +40,7 @@ async def test_whoever_follows_a_run_reads_no_further_once_the_token_is_revoked(
     assert feed is not None
     reading = asyncio.create_task(web.call("GET", f"/runs/{run_id}/events", token=token))
     other = asyncio.create_task(web.call("GET", f"/runs/{run_id}/events"))
-    await until(lambda: feed.readers == 2)
+    await until(lambda: feed.readers == 2 and len(feed._events) == 2)
     await tokens.revoke("mallory", actor="local")
     async with asyncio.timeout(60):
         answer = await reading

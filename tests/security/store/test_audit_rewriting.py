@@ -399,7 +399,10 @@ async def test_a_place_that_fails_is_told_and_tried_again_with_the_next(tmp_path
         assert [one.seq for one in kept(missing)] == [1]
 
 
-async def test_a_last_checkpoint_is_made_when_the_server_ends(tmp_path: Path) -> None:
+async def test_a_last_checkpoint_is_made_when_the_server_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_keeper, "LAST_SECONDS", 60.0)
     async with opened(tmp_path / "store.db") as store:
         task = asyncio.create_task(keeper(store, tmp_path / "audit").run())
         await asyncio.sleep(0)
