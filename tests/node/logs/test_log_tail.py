@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetplane.node.logs.tail import BATCH_LINES, LINE_LIMIT_BYTES, Tail
+from fleetplane.node.logs.tail import BATCH_LINES, LINE_LIMIT_BYTES, Line, Tail
 
 
 def tail(folder: Path, *, rotate_bytes: int = 10**9, late_seconds: float = 3600.0) -> Tail:
@@ -160,3 +161,34 @@ def test_what_was_counted_is_kept_with_the_place_in_the_log(tmp_path: Path) -> N
     append(log, b"1\n")
     reading.commit(reading.read(), "a note")
     assert tail(tmp_path).note == "a note"
+
+
+@pytest.mark.parametrize("step", ["_rotated", "_logs"])
+def test_a_log_that_is_rotated_while_it_is_read_loses_and_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """`step` is what was looked at before that."""
+    log, reading, got = tmp_path / "access.log", tail(tmp_path), list[Line]()
+    looked, turns = getattr(reading, step), iter([True])
+
+    def read() -> None:
+        batch = reading.read()
+        got.extend(batch.lines)
+        if batch.lines:
+            reading.commit(batch)
+
+    def then_rotated() -> object:
+        found = looked()
+        if next(turns, False):
+            reading.rotate()
+            append(log, b"three\n")
+        return found
+
+    append(log, b"one\n")
+    if step == "_rotated":
+        read()
+    append(log, b"two\n")
+    monkeypatch.setattr(reading, step, then_rotated)
+    for _ in range(3):
+        read()
+    assert [line.text for line in got] == [b"one", b"two", b"three"]

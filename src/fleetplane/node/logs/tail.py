@@ -7,7 +7,10 @@ a bound the oldest file goes, read or not, and the loss is counted.
 
 from __future__ import annotations
 
+import math
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,7 +18,7 @@ from typing import Final
 import msgspec
 
 from fleetplane.node.logs.files import NotALog, look, open_log
-from fleetplane.node.logs.segments import Position, Seen, advance, observe
+from fleetplane.node.logs.segments import Position, Seen, Segment, advance, observe
 
 BATCH_LINES: Final = 500
 BATCH_BYTES: Final = 1024 * 1024
@@ -93,16 +96,21 @@ class Tail:
         for path, segment in zip(paths, position.segments, strict=True):
             if len(lines) >= BATCH_LINES or room <= 0:
                 break
-            taken, offset = self._take(path, segment.offset, BATCH_LINES - len(lines), room)
+            taken, offset = self._take(path, segment, BATCH_LINES - len(lines), room)
             prefix = f"{position.epoch}:{segment.generation}"
             lines += [Line(place=f"{prefix}:{at}", text=text) for at, text in taken]
             room -= offset - segment.offset
             position = advance(position, segment.generation, offset)
         return Batch(lines=tuple(lines), after=position)
 
-    def _take(self, path: Path, start: int, count: int, room: int) -> tuple[list[tuple[int, bytes]], int]:
-        """Whole lines from `start` on, each with its offset, and where the next one begins."""
+    def _take(
+        self, path: Path, segment: Segment, count: int, room: int
+    ) -> tuple[list[tuple[int, bytes]], int]:
+        """Whole lines from its offset on, each with its own, and where the next one begins."""
+        start = segment.offset
         with open_log(path) as file:
+            if os.fstat(file.fileno()).st_ino != segment.inode:
+                return [], start  # rotated since we looked: it has another name the next time
             file.seek(start)
             chunk = file.read(max(room, LINE_LIMIT_BYTES + 1))
         found: list[tuple[int, bytes]] = []
@@ -164,19 +172,31 @@ class Tail:
         found = [path for path in self._log.parent.glob(f"{self._log.name}.*") if _number(path) > 0]
         return sorted(found, key=_number)
 
+    def _log_and_rotated(self) -> Iterator[Path]:
+        """Those that were rotated are looked for once the log itself has been looked at."""
+        yield self._log
+        yield from self._rotated()
+
     def _logs(self) -> tuple[list[Path], list[Seen]]:
-        """The files that are logs, oldest first."""
-        paths, found, refused = [], [], []
-        for path in (*self._rotated(), self._log):
+        """The files that are logs, oldest first.
+
+        The log itself is looked at first: rotated meanwhile, it is found twice and not missed. What is missed
+        is forgotten with the next commit, and would come again under other places.
+        """
+        files: dict[int, tuple[Path, Seen]] = {}
+        refused = []
+        for path in self._log_and_rotated():
             try:
-                found.append(_seen(path))
-                paths.append(path)
+                seen = _seen(path)
             except FileNotFoundError:
                 continue
             except NotALog:
                 refused.append(path.name)
+            else:
+                files[seen.inode] = (path, seen)
         self.refused = tuple(refused)
-        return paths, found
+        oldest_first = sorted(files.values(), key=lambda file: _number(file[0]) or math.inf)
+        return [path for path, _ in oldest_first], [seen for _, seen in oldest_first]
 
 
 def _number(path: Path) -> int:
