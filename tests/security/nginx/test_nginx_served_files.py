@@ -175,7 +175,7 @@ async def test_an_agent_that_is_brought_up_to_date_writes_what_is_in_service_ane
     assert list(newer.live.manifest.set_aside) == ["virtual_host/h1"]
     assert (await ask(port, "/hostname", "bad.test"))[0] == 421
     assert await ask(port, "/index.html", "good.test") == (200, "a page")
-    workers = rig.nginx.workers()
+    workers = await rig.workers()
     await rig.applier().open()
     assert rig.nginx.workers() == workers, "once is enough"
 

@@ -20,6 +20,7 @@ from support.shared.free_ports import free_port
 from fleetplane.domains.proxies.agent.nginx import control
 from fleetplane.domains.proxies.agent.nginx.applier import Applier
 from fleetplane.domains.proxies.agent.nginx.change_journal import Status
+from fleetplane.domains.proxies.agent.nginx.confirmation import Worker
 from fleetplane.domains.proxies.agent.nginx.control import Nginx
 from fleetplane.domains.proxies.agent.nginx.processes import find_master, orphans
 from fleetplane.domains.proxies.agent.nginx.releases import Releases
@@ -117,6 +118,13 @@ class Rig:
             least_gap_seconds=0.0,
             witness=witness,
         )
+
+    async def workers(self) -> frozenset[Worker]:
+        """All of them: a release is confirmed as soon as some have answered for a while."""
+        async with asyncio.timeout(LIMIT_SECONDS):
+            while len(found := self.nginx.workers()) < int(self.site.workers):
+                await asyncio.sleep(0.01)
+        return found
 
     async def report(self, status: Status) -> None:
         self.statuses.append(status)

@@ -79,7 +79,7 @@ async def test_a_version_comes_to_service_in_the_order_of_its_states(rig: Rig) -
 async def test_the_same_version_again_succeeds_without_touching_nginx(rig: Rig) -> None:
     port = free_port()
     applier = await serving(rig, port)
-    workers = rig.nginx.workers()
+    workers = await rig.workers()
     assert (await applier.apply(saying(1, port), rig.report)).state is State.SUCCESS
     assert rig.nginx.workers() == workers
 
@@ -93,7 +93,7 @@ async def test_an_older_version_is_stale(rig: Rig) -> None:
 async def test_what_nginx_refuses_to_read_never_gets_near_service(rig: Rig) -> None:
     port = free_port()
     applier = await serving(rig, port)
-    workers = rig.nginx.workers()
+    workers = await rig.workers()
     update = saying(2, port)
     update.virtual_hosts[0].custom_directives["client_max_body_size"] = "much"
     outcome = await applier.apply(update, rig.report)
@@ -199,7 +199,7 @@ async def test_an_agent_killed_while_going_back_leaves_the_old_version(rig: Rig,
 async def test_a_new_agent_adopts_the_running_nginx_without_touching_it(rig: Rig) -> None:
     port = free_port()
     await serving(rig, port)
-    workers = rig.nginx.workers()
+    workers = await rig.workers()
     successor = rig.applier()
     await successor.open()
     assert rig.nginx.workers() == workers

@@ -137,7 +137,7 @@ async def test_a_server_that_restarts_is_found_again_and_nginx_does_not_notice(
     port = free_port()
     async with running(rig, server) as agent:
         await deploy(server, saying(1, port))
-        workers = rig.nginx.workers()
+        workers = await rig.workers()
         await server.stop()
         assert await get(port) == "1"
         before = len(server.health)
@@ -163,8 +163,8 @@ async def test_the_outcome_of_a_change_arrives_though_the_server_left_in_the_mid
         await until(lambda: rig.releases.current().startswith("2-"))
         await server.start()
         await until(lambda: "SUCCESS" in server.states(2))
+        workers = await rig.workers()
         server.send(config_update=saying(2, port))  # the server cannot know, and asks again
-        workers = rig.nginx.workers()
         await until(lambda: server.states(2).count("SUCCESS") == 2)
         assert rig.nginx.workers() == workers
 
@@ -501,7 +501,7 @@ async def test_commands_are_done_and_what_came_of_them_is_told(rig: Rig, server:
 
     async with running(rig, server, confinement=await Confinement.probe()):
         await deploy(server, saying(1, port))
-        workers = rig.nginx.workers()
+        workers = await rig.workers()
         reloaded = await order("r", reload=pb.ReloadCommand(graceful=True))
         assert (reloaded["success"], reloaded["message"]) == ("true", "Nginx reloaded successfully")
         assert not rig.nginx.workers() & workers
@@ -529,9 +529,8 @@ async def test_commands_are_done_and_what_came_of_them_is_told(rig: Rig, server:
         assert evil["success"] == "false"
         assert await get(port) == "1"
 
-        answers = len(server.events)
+        workers, answers = await rig.workers(), len(server.events)
         server.send(command=pb.Command(command_id="r", reload=pb.ReloadCommand(graceful=True)))
-        workers = rig.nginx.workers()
         await until(lambda: len(server.events) > answers)
         assert rig.nginx.workers() == workers, "a command that comes twice is done once"
 

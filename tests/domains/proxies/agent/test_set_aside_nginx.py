@@ -136,7 +136,7 @@ async def test_hosts_of_an_upstream_whose_name_is_not_resolved_wait_and_return(r
     assert await ask(port) == "200 good"
 
     # Sent again it is tried again, and while that gets nowhere NGINX is not touched.
-    workers = rig.nginx.workers()
+    workers = await rig.workers()
     again = await applier.apply(update(1, good, proxied, upstreams=(nowhere,)), rig.report)
     assert (again.state, sorted(again.set_aside)) == (State.SUCCESS, ["upstream/u1", "virtual_host/h2"])
     assert rig.nginx.workers() == workers
@@ -189,7 +189,7 @@ async def test_a_name_in_service_that_is_not_resolved_any_more_is_served_on_and_
             assert (await successor.mark_down(dead)).state is State.SUCCESS
             assert (await ask(port, "b.test")).startswith("502")
             assert (await successor.mark_down({})).state is State.SUCCESS
-        workers = rig.nginx.workers()
+        workers = await rig.workers()
         assert (await successor.apply(asked, rig.report)).set_aside.keys() == outcome.set_aside.keys()
         assert rig.nginx.workers() == workers, "while it is not found, nothing is touched"
         monkeypatch.undo()
@@ -235,7 +235,7 @@ async def test_a_host_whose_port_is_taken_comes_when_it_is_free_and_costs_no_rel
         assert f"bind() to 127.0.0.1:{taken} failed" in outcome.set_aside["virtual_host/h2"]
         assert await ask(port) == "200 good"
         assert [one.state for one in rig.statuses] == ["PENDING", "VALIDATING", "APPLYING", "SUCCESS"]
-        workers = rig.nginx.workers()
+        workers = await rig.workers()
         assert list((await applier.apply(update(1, good, late), rig.report)).set_aside) == ["virtual_host/h2"]
         assert rig.nginx.workers() == workers
     outcome = await applier.apply(update(1, good, late), rig.report)
