@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+from support.instances.aws_patience import AWS_PATIENCE
 from support.instances.controller_rig import GROUP, rig, wanted
 from support.instances.instances_lab import TENANT
 
@@ -46,7 +47,8 @@ async def test_instances_are_targets_while_they_serve(tmp_path: Path, aws_endpoi
 
     clock = VirtualClock()
     aws = AwsProvider(ProviderContext(clock=clock, state_directory=tmp_path, region=REGION))
-    aws.configure({"access_key_id": "testing", "secret_access_key": "testing", "endpoint_url": aws_endpoint})
+    credentials = {"access_key_id": "testing", "secret_access_key": "testing"}
+    aws.configure({**credentials, "endpoint_url": aws_endpoint, **AWS_PATIENCE})
     await aws.start()  # it takes real time, of which the rig knows nothing
     async with rig(tmp_path, config(1), clock=clock, provider=aws) as place:  # type: ignore[arg-type]
         place.machinery._guarded._check_seconds = 60.0  # a server that a busy machine lets wait answers, too

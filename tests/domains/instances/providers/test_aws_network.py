@@ -8,6 +8,7 @@ from typing import Any
 
 import boto3
 import pytest
+from support.instances.aws_patience import AWS_PATIENCE
 
 from fleetplane.domains.instances.providers.aws.provider import AwsProvider
 from fleetplane.domains.instances.providers.conformance import new_instance_id
@@ -35,7 +36,12 @@ Client = Callable[[str], Any]
 async def aws(aws_endpoint: str) -> AsyncIterator[AwsProvider]:
     provider = AwsProvider(ProviderContext(clock=SystemClock(), state_directory=Path(), region=REGION))
     provider.configure(
-        {"access_key_id": "testing", "secret_access_key": "testing", "endpoint_url": aws_endpoint}
+        {
+            "access_key_id": "testing",
+            "secret_access_key": "testing",
+            "endpoint_url": aws_endpoint,
+            **AWS_PATIENCE,
+        }
     )
     await provider.start()
     yield provider

@@ -11,6 +11,7 @@ from typing import Any
 
 import boto3
 import pytest
+from support.instances.aws_patience import AWS_PATIENCE
 
 from fleetplane.domains.instances.providers.aws import wire
 from fleetplane.domains.instances.providers.aws.provider import SETTLING_SECONDS, AwsProvider
@@ -56,7 +57,7 @@ def configured(provider: AwsProvider, **options: object) -> AwsProvider:
 @pytest.fixture
 async def make_aws(aws_endpoint: str) -> MakeAws:
     def make(**options: object) -> AwsProvider:
-        return configured(AwsProvider(context()), endpoint_url=aws_endpoint, **options)
+        return configured(AwsProvider(context()), endpoint_url=aws_endpoint, **AWS_PATIENCE, **options)
 
     return make
 
