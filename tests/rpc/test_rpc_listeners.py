@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import stat
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,12 @@ from support.shared.throwaway_ca import ThrowawayCa
 
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.rpc import Listener, ListenerSpec, TlsFiles, open_listener
-from fleetplane.rpc.listening.listeners import CONCURRENT_STREAMS, HANDSHAKE_SECONDS, server_config
+from fleetplane.rpc.listening.listeners import (
+    CONCURRENT_STREAMS,
+    HANDSHAKE_SECONDS,
+    _banner_withheld,
+    server_config,
+)
 from fleetplane.rpc.listening.sockets import DEAD_PEER_SECONDS, open_socket
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
@@ -325,6 +331,19 @@ async def test_lines_of_others_written_while_a_listener_starts_are_kept(
         async with open_listener(spec("127.0.0.1:0"), grace_seconds=0.1):
             pass
     assert sorted(capfd.readouterr().err.splitlines()) == ["plain", '{"event":"ours"}']
+
+
+def test_listeners_that_start_at_once_give_standard_error_back_in_any_order(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    first, second = _banner_withheld(), _banner_withheld()
+    with ExitStack() as later:
+        with first:
+            later.enter_context(second)
+            os.write(2, b"meanwhile\n")
+        os.write(2, b'{"event":"listening"}\n')
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "meanwhile\nafter\n"
 
 
 def test_nothing_ends_a_stream_for_being_quiet_or_a_client_for_being_slow() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -345,20 +346,54 @@ def _banner_withheld() -> Iterator[None]:
     turn them off. While it starts, standard error is an anonymous file; what others wrote there
     meanwhile is passed on afterwards.
     """
-    try:
-        real = os.dup(2)
-    except OSError:  # no standard error, nothing to keep clean
+    if not _STANDARD_ERROR.set_aside():  # there is none, and nothing to keep clean
         yield
         return
-    held = os.memfd_create("stderr")
-    os.dup2(held, 2)
     try:
         yield
     finally:
-        os.dup2(real, 2)
-        os.lseek(held, 0, os.SEEK_SET)
-        with os.fdopen(held, "rb") as lines, os.fdopen(real, "wb") as out:
-            out.writelines(line for line in lines if not _is_banner(line))
+        _STANDARD_ERROR.give_back()
+
+
+class _StandardError:
+    """The process's standard error, which listeners that start at the same time set aside together.
+
+    The first of them sets it aside and the last gives it back: each by itself would keep, in place of
+    the real one, the file of another that started before it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        """Of the count and both descriptors: listeners may start in several threads."""
+        self._starting = 0
+        self._real = self._held = -1
+
+    def set_aside(self) -> bool:
+        """Put a file in its place; False if the process has none."""
+        with self._lock:
+            if self._starting == 0:
+                try:
+                    self._real = os.dup(2)
+                except OSError:
+                    return False
+                self._held = os.memfd_create("stderr")
+                os.dup2(self._held, 2)
+            self._starting += 1
+            return True
+
+    def give_back(self) -> None:
+        """Once nobody starts any more, put it back and pass on what others wrote meanwhile."""
+        with self._lock:
+            self._starting -= 1
+            if self._starting:
+                return
+            os.dup2(self._real, 2)
+            os.lseek(self._held, 0, os.SEEK_SET)
+            with os.fdopen(self._held, "rb") as lines, os.fdopen(self._real, "wb") as out:
+                out.writelines(line for line in lines if not _is_banner(line))
+
+
+_STANDARD_ERROR: Final = _StandardError()
 
 
 def _is_banner(line: bytes) -> bool:
