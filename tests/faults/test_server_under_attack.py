@@ -171,7 +171,7 @@ def test_a_health_watch_is_told_and_ended_and_does_not_delay_the_end(tmp_path: P
 
 def test_a_server_that_cannot_write_any_more_ends_and_says_why(tmp_path: Path) -> None:
     with running_server(tmp_path, "--only", "gpus") as server:
-        with contextlib.closing(sqlite3.connect(tmp_path / "fleetplane.db")) as database:
+        with contextlib.closing(sqlite3.connect(tmp_path / "fleetplane.db", timeout=60)) as database:
             database.execute(
                 "INSERT INTO groups SELECT number + 1, revision + 1, compacted, audit_seq, audit_hash, term,"
                 " 'another', boot, x'00', at_ns FROM groups ORDER BY number DESC LIMIT 1"

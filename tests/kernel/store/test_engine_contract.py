@@ -35,7 +35,8 @@ EngineFactory = Callable[[Path], Awaitable[Engine]]
 
 
 async def _sqlite(directory: Path) -> Engine:
-    return await SqliteEngine.open(StoreSettings(path=directory / "store.db"))
+    # Where two write, one waits for the other's disk: as long as that takes.
+    return await SqliteEngine.open(StoreSettings(path=directory / "store.db", busy_timeout_seconds=60.0))
 
 
 @pytest.fixture
