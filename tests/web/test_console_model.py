@@ -15,7 +15,7 @@ import fleetplane.web
 
 FILES = Path(fleetplane.web.__file__).parent / "files"
 TSC = Path(__file__).parents[2] / ".make" / "clients" / "node_modules" / ".bin" / "tsc"
-SECONDS = 120.0
+SECONDS = 240.0
 NODE = shutil.which("node")
 MODULES = {
     "m": "model.mjs",
