@@ -83,7 +83,7 @@ async def test_the_older_stream_is_settled_before_the_newer_has_its_place() -> N
         rig.protocol.settle = None
         release.set()
         assert await code(older) is grpc.StatusCode.UNAVAILABLE
-        await until(lambda: rig.protocol.said.count("arrived") == 4)
+        await until(lambda: rig.protocol.said.count("entered") == 4)  # not all of them arrive
         await until(lambda: rig.protocol.said.count("left") == 3)
         assert len(rig.presences) == 1, "of those that came together, one stays"
         assert rig.protocol.said.count("leaving") == 3, "each stream is settled once"
@@ -130,7 +130,7 @@ async def test_what_was_left_behind_is_settled_while_the_agent_has_no_stream() -
         await until(lambda: rig.protocol.said == ["settling", "settling"])
         assert rig.presences.current("a") is None
         release.set()
-        await until(lambda: rig.protocol.said.count("arrived") == 2)
+        await until(lambda: rig.protocol.said.count("entered") == 2)
         said = rig.protocol.said
         assert said.index("left") > said.index("entered"), "the second ends the first, and not the other way"
         last = len(said) - 1 - said[::-1].index("entered")
