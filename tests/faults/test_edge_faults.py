@@ -17,6 +17,7 @@ from support.edge.edge_daemon_rig import running
 from support.edge.edge_site import Rest, Site, a_tenant, outcomes, restarting, until
 from support.edge.shipped_daemon import ShippedDaemon
 from support.shared.cli_runner import COMMAND
+from support.shared.free_ports import free_port
 from support.shared.rough_network import Roughness, rough_network
 
 DAEMONS = 200
@@ -63,8 +64,10 @@ async def all_connected(rest: Rest, number: int) -> None:
 
 async def test_a_run_over_200_daemons_accounts_for_each_after_the_server_was_killed(tmp_path: Path) -> None:
     tenant, data = a_tenant(), tmp_path / "data"
+    # Daemons dial it all the while: nobody else may get the port between the two servers.
+    fixed = ("--set", f"listeners.edge.addresses=127.0.0.1:{free_port()}")
     async with contextlib.AsyncExitStack() as stack:
-        async with restarting(data) as here:
+        async with restarting(data, *fixed) as here:
             token = here.token(tenant=tenant)
             async with here.rest(tenant, token=token) as rest:
                 daemons = await crowd(here, rest, DAEMONS)
@@ -76,11 +79,8 @@ async def test_a_run_over_200_daemons_accounts_for_each_after_the_server_was_kil
                 )
                 await until(lambda: sum(daemon.sent.count("result") for daemon in daemons) >= DAEMONS // 3)
                 here.server.process.kill()
-        async with restarting(data) as here:
-            for daemon in daemons:
-                daemon.address = here.edge
-            async with here.rest(tenant, token=token) as rest:
-                run = await rest.ended(run_id, seconds=150)
+        async with restarting(data, *fixed) as here, here.rest(tenant, token=token) as rest:
+            run = await rest.ended(run_id, seconds=150)
     assert run["targets_resolved"] == DAEMONS == sum(run["summary"].values())
     assert len({one["node_id"] for one in run["per_node"]}) == DAEMONS
     ran = {daemon.node_id: daemon.ran[run_id] for daemon in daemons}
