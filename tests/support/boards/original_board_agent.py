@@ -87,7 +87,6 @@ class PlainChannel(H2Channel):
     def __init__(self, authority: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         super().__init__(authority, reader, writer)
         self.pongs = 0
-        self.goaways = 0
 
     def open(self, path: str, timeout: str = CALL_TIMEOUT) -> H2Stream:
         if self._lost is not None:
@@ -114,7 +113,6 @@ class PlainChannel(H2Channel):
 
     def _handle(self, event: h2.events.Event) -> None:
         self.pongs += isinstance(event, h2.events.PingAckReceived)
-        self.goaways += isinstance(event, h2.events.ConnectionTerminated)
         super()._handle(event)
 
 
