@@ -71,8 +71,19 @@ def test_the_same_seed_gives_the_same_history() -> None:
     assert runs[0] == runs[1]
 
 
-FIRST = {"absence_is_failure": 12, "take_over_is_unconditional": 328, "term_is_not_checked": 19}
+@pytest.mark.parametrize("delay_seconds", [0.05, 0.2, 0.4])
+def test_no_history_breaks_it_however_late_the_database_answers(delay_seconds: float) -> None:
+    for seed in range(SEEDS):
+        try:
+            Simulation(seed, delay_seconds=delay_seconds).run()
+        except (Violation, FleetplaneError) as error:
+            pytest.fail(f"seed {seed}: {error}")
+
+
+FIRST = {"absence_is_failure": 12, "term_is_not_checked": 19}
 """Where the short form begins to look."""
+DELAYS = {"take_over_is_unconditional": 0.2}
+"""How late the database answers where a defect shows only then."""
 
 
 @pytest.mark.parametrize("defect", [field.name for field in fields(Defects)])
@@ -80,7 +91,7 @@ def test_a_defect_put_in_is_found(defect: str) -> None:
     first = FIRST.get(defect, 0) if SEEDS < DEFECT_SEEDS else 0
     for seed in (*range(first, DEFECT_SEEDS), *range(first)):
         try:
-            Simulation(seed, defects=Defects(**{defect: True})).run()
+            Simulation(seed, defects=Defects(**{defect: True}), delay_seconds=DELAYS.get(defect, 0.002)).run()
         except (Violation, FleetplaneError):
             return
     pytest.fail(f"{DEFECT_SEEDS} histories with the defect {defect}, and nothing was noticed")

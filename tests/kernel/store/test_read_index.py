@@ -8,14 +8,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.shared.memory_engine import Link, MemoryDatabase, MemoryEngine
 from support.shared.storekit import KINDS, SCOPE, THING, put
 from support.shared.virtual_loop import LoopClock, run
 
-from fleetplane.kernel.errors import Unavailable
+from fleetplane.kernel.errors import IntegrityError, OutcomeUnknown, Unavailable
 from fleetplane.kernel.store import Store, StoreSettings
+from fleetplane.kernel.store.engine import Author, Mark, Outcome, WriteGroup
 from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS
 from fleetplane.kernel.store.servers.standby import Standby
 
@@ -146,3 +148,84 @@ def test_a_cursor_from_the_future_is_waited_for_where_another_server_may_have_sh
         assert asyncio.get_running_loop().time() == begun, "a store of one server has nobody to wait for"
 
     with_pair(work)
+
+
+class SlowAnswers(MemoryEngine):
+    """What is written is written; the answer is under way until it is let go."""
+
+    def __init__(self, database: MemoryDatabase, link: Link) -> None:
+        super().__init__(database, link)
+        self.written, self.let_go = asyncio.Event(), asyncio.Event()
+
+    async def _answered(self, outcome: Outcome) -> Outcome:
+        if outcome.written:
+            self.written.set()
+            await self.let_go.wait()
+        return outcome
+
+    async def take_over(self, before: Mark, author: Author, life_seconds: float) -> Outcome:
+        return await self._answered(await super().take_over(before, author, life_seconds))
+
+    async def commit(self, group: WriteGroup) -> Outcome:
+        return await self._answered(await super().commit(group))
+
+
+async def slowly_answered() -> tuple[SlowAnswers, Standby]:
+    chance = random.Random(1)
+    clock = LoopClock(chance)
+    engine = SlowAnswers(MemoryDatabase(clock.now_ns), Link(chance=chance))
+    settings = StoreSettings(path=Path("/nowhere"))
+    return engine, await Standby.load(engine, settings, server="one", kinds=KINDS, clock=clock)
+
+
+def test_a_reader_does_not_meet_the_taking_over_that_is_under_way() -> None:
+    async def work() -> None:
+        engine, standby = await slowly_answered()
+        waiting = asyncio.create_task(standby.seat.wait("one", 1))
+        await engine.written.wait()
+        reading = asyncio.create_task(standby.index.confirm())
+        await asyncio.sleep(1)
+        engine.let_go.set()
+        author = await waiting
+        assert author.term == 1
+        await reading
+
+    run(work())
+
+
+def test_a_reader_does_not_meet_what_the_active_server_is_writing() -> None:
+    async def work() -> None:
+        engine, standby = await slowly_answered()
+        engine.let_go.set()
+        async with standby.active() as store:
+            engine.let_go.clear()
+            engine.written.clear()
+            writing = asyncio.create_task(put(store, "x", 1))
+            await engine.written.wait()
+            await standby.index.confirm()
+            assert store.get(THING, SCOPE, "x") is None, "nobody was told that it is kept"
+            engine.let_go.set()
+            await writing
+            assert store.get(THING, SCOPE, "x") is not None
+
+    run(work())
+
+
+def test_what_is_kept_and_cannot_be_shown_is_not_told_as_refused() -> None:
+    async def work() -> None:
+        engine, standby = await slowly_answered()
+        engine.let_go.set()
+        standby.store._applier.own = Mock(side_effect=IntegrityError("a defect"))  # type: ignore[method-assign]
+        told: list[asyncio.Task[object]] = []
+
+        async def served() -> None:
+            async with standby.active() as store:
+                told.append(asyncio.create_task(put(store, "x", 1)))
+                await store.writing()
+
+        with pytest.raises(IntegrityError, match="a defect"):
+            await served()
+        with pytest.raises(OutcomeUnknown):
+            await told[0]
+
+    run(work())

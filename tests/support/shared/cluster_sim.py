@@ -155,7 +155,9 @@ class Server:
     async def live(self) -> None:
         """Start again whenever it ends, however that was."""
         while True:
-            self.link = Link(chance=self._sim.chance, loss=self._sim.loss)
+            self.link = Link(
+                chance=self._sim.chance, loss=self._sim.loss, delay_seconds=self._sim.delay_seconds
+            )
             self._process = asyncio.create_task(self._run())
             await asyncio.wait([self._process])
             self.store = self.standing_by = None
@@ -247,9 +249,19 @@ class Told:
 
 class Simulation:
     def __init__(
-        self, seed: int, *, seconds: float = 14.0, defects: Defects | None = None, trouble: str = "all"
+        self,
+        seed: int,
+        *,
+        seconds: float = 14.0,
+        defects: Defects | None = None,
+        trouble: str = "all",
+        delay_seconds: float = 0.002,
     ) -> None:
-        """With the trouble "kill", the active server is killed now and then, and all else is well."""
+        """With the trouble "kill", the active server is killed now and then, and all else is well.
+
+        `delay_seconds` is what a question to the database, and its answer, take at most.
+        """
+        self.delay_seconds = delay_seconds
         self.chance = random.Random(seed)
         self._trouble_is_death = trouble == "kill"
         self._seconds = seconds

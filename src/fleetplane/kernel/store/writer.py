@@ -275,9 +275,9 @@ class Writer:
         if group.changed:
             self._committing = True
             error = await self._commit(group)
-            self._committing = False
         if error is None:
             self._apply(group)
+        self._committing = False
         self._settle(submissions[: len(results)], results, error)
         if isinstance(error, OutcomeUnknown) and self._doubt is None:
             raise OutcomeUnknown(

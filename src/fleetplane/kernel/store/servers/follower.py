@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 
 from fleetplane.kernel.errors import IntegrityError
 from fleetplane.kernel.resources import AnyKind, AnyResource, Key
@@ -24,6 +25,8 @@ class Follower:
         self.author: Author | None = None
         """Who wrote the last group that was applied; None before the first."""
         self.applied = 0
+        self.ended = False
+        """This server writes now: what it wrote is in memory before anybody is told of it."""
         self._turn = asyncio.Lock()  # guards: a group is applied once, whoever asked for it
 
     def __repr__(self) -> str:
@@ -31,8 +34,17 @@ class Follower:
 
     async def catch_up(self) -> None:
         """Apply everything that the database has; raises if that cannot be done from here."""
+        async with self.caught_up():
+            pass
+
+    @asynccontextmanager
+    async def caught_up(self) -> AsyncIterator[None]:
+        """Everything that the database had at entry is applied, and nothing more until exit.
+
+        For whoever writes inside: nobody else takes that from the log before its writer has.
+        """
         async with self._turn:
-            while True:
+            while not self.ended:
                 page = await self._engine.groups(after=self._applier.mark.number, limit=PAGE_ROWS)
                 self._check(page)
                 for group in page.groups:
@@ -40,7 +52,8 @@ class Follower:
                     self.author = group.author
                     self.applied += 1
                 if self._applier.mark.number >= page.head.number:
-                    return
+                    break
+            yield
 
     def _check(self, page: GroupPage) -> None:
         mine = self._applier.mark

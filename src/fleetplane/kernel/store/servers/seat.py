@@ -78,15 +78,16 @@ class Seat:
         if not renewal.alive:
             raise _superseded(mine, "another process of the same name has begun")
         self.holder, self.heard = renewal.holder, sent
-        await self._follower.catch_up()
-        if (holder := self._follower.author) is not None and holder[:2] == mine[:2]:
-            self.author = holder  # the answer to an earlier attempt was lost
-            return True
-        outcome = await self._engine.take_over(self._applier.mark, mine, LIFE_SECONDS)
-        if not outcome.written:
-            return False
-        self._applier.pass_over(outcome.mark)
-        self.author = outcome.author
+        async with self._follower.caught_up():  # readers catch up too, and would meet what is written here
+            if (holder := self._follower.author) is not None and holder[:2] == mine[:2]:
+                self.author = holder  # the answer to an earlier attempt was lost
+            else:
+                outcome = await self._engine.take_over(self._applier.mark, mine, LIFE_SECONDS)
+                if not outcome.written:
+                    return False
+                self._applier.pass_over(outcome.mark)
+                self.author = outcome.author
+            self._follower.ended = True
         log.info("store.active", server=mine.server, boot=mine.boot, term=self.author.term)
         return True
 
