@@ -146,11 +146,11 @@ class Relay:
                 content = await bounded_body(answer, limit_bytes=ANSWER_LIMIT_BYTES)
                 return _answer(answer, msgspec.json.decode(content) if content else None)
             except httpx.HTTPError as error:
-                raise self._silent(f"does not answer: {error!r}") from error
-            except (ValueError, msgspec.MsgspecError) as error:
-                raise self._silent(f"gives an answer that cannot be read: {error}") from error
+                raise self._unavailable(f"does not answer: {error!r}") from error
+            except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+                raise self._unavailable(f"gives an answer that cannot be read: {error}") from error
 
-    def _silent(self, why: str) -> Unavailable:
+    def _unavailable(self, why: str) -> Unavailable:
         return Unavailable(
             f"the relay {self._options.endpoint} {why}", hint="see edge.relay_coordinator_endpoint"
         )

@@ -6,12 +6,12 @@ another one would answer in its place, and show the source of a program, for exa
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from fleetplane.domains.proxies.importing.groups import group
 from fleetplane.domains.proxies.importing.guards import CLOSED, closed, guards
+from fleetplane.domains.proxies.importing.listening import listen_fault, listen_port
 from fleetplane.domains.proxies.importing.locations import INHERITED, Location, family, responding
 from fleetplane.domains.proxies.importing.reading import Statement
 from fleetplane.domains.proxies.importing.report import (
@@ -95,14 +95,14 @@ class _Server:
     def convert(self) -> None:
         self._made.note(self._one, Outcome.UNDERSTOOD)
         said = [one for one in self._block if one.name == "listen"]
-        listens = [one for one in said if not self._listen_fault(one.arguments)]
+        listens = [one for one in said if not listen_fault(one.arguments, self._addresses)]
         if said and not listens:
             for one in said:
-                self._made.note(one, Outcome.REFUSED, self._listen_fault(one.arguments))
+                self._made.note(one, Outcome.REFUSED, listen_fault(one.arguments, self._addresses))
             why = "it listens nowhere where hosts here do; nothing of this server is imported"
             self._made.note(self._one, Outcome.REFUSED, why)
             return
-        ports = sorted({_port(one.arguments[0]) for one in listens} or {80})
+        ports = sorted({listen_port(one.arguments[0]) for one in listens} or {80})
         locations = [*self._locations()]
         for one in self._block:
             self._of_server(one)
@@ -113,13 +113,13 @@ class _Server:
         if self._raw:
             self._host["custom_directives"] = self._raw
         for port in ports:
-            secure = any("ssl" in one.arguments for one in listens if _port(one.arguments[0]) == port)
+            secure = any("ssl" in one.arguments for one in listens if listen_port(one.arguments[0]) == port)
             self._add(port, secure, listens, locations)
 
     def _add(
         self, port: int, secure: bool, listens: Sequence[Statement], locations: list[dict[str, Any]]
     ) -> None:
-        own = [one for one in listens if _port(one.arguments[0]) == port]
+        own = [one for one in listens if listen_port(one.arguments[0]) == port]
         names = [name for one in self._block if one.name == "server_name" for name in one.arguments]
         default = any("default_server" in one.arguments for one in own) or not names
         if names and all(name.startswith("~") for name in names):
@@ -152,7 +152,7 @@ class _Server:
             case "location":
                 return
             case "listen":
-                fault = self._listen_fault(one.arguments)
+                fault = listen_fault(one.arguments, self._addresses)
                 made.note(one, Outcome.REFUSED if fault else Outcome.UNDERSTOOD, fault)
             case "server_name" | "http2":
                 refused = [name for name in one.arguments if name.startswith("~")]
@@ -180,17 +180,6 @@ class _Server:
                 made.note(one, Outcome.AGENT)
             case _:
                 self._unguarded = _keep(one, self._raw, {Context.SERVER}, made) or self._unguarded
-
-    def _listen_fault(self, arguments: Sequence[str]) -> str:
-        """Why hosts here cannot listen like this: they do wherever the node serves, to whoever comes."""
-        found = _LISTEN.fullmatch(arguments[0])
-        address = (found["address"] if found["address"] is not None else found["alone"]) if found else ""
-        if found is None or not (address in _EVERYWHERE or address.strip("[]") in self._addresses):
-            return "hosts listen on every address that the node serves; see --address"
-        unknown = [
-            one for one in arguments[1:] if one not in _LISTEN_OPTIONS and not one.startswith(_LISTEN_SIZES)
-        ]
-        return f"{unknown[0]} has no typed form here" if unknown else ""
 
     def _certificate(self, one: Statement) -> str:
         key = next((each.arguments[0] for each in self._block if each.name == "ssl_certificate_key"), "")
@@ -224,16 +213,3 @@ class _Server:
                 name="location", arguments=("/",), file=roots[0].file, line=roots[0].line, block=()
             )
             yield Location(whole_root, [self._outer, self._block], self._made).convert()
-
-
-_LISTEN: Final = re.compile(
-    r"(?:(?P<address>\[[^\]]*\]|[^:\[\]]*):)?(?P<port>[0-9]{1,5})|(?P<alone>\[[^\]]*\]|[^:\[\]]+)"
-)
-_EVERYWHERE: Final = (None, "", "*", "0.0.0.0", "[::]")  # noqa: S104  # what NGINX calls every address
-_LISTEN_OPTIONS: Final = frozenset({"default_server", "ssl", "http2", "reuseport", "deferred", "bind"})
-_LISTEN_SIZES: Final = ("backlog=", "rcvbuf=", "sndbuf=", "fastopen=", "ipv6only=", "so_keepalive=")
-
-
-def _port(listen: str) -> int:
-    found = _LISTEN.fullmatch(listen)
-    return int(found["port"] or 80) if found else 80

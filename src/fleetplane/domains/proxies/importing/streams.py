@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from fleetplane.domains.proxies.importing.groups import group, slug
+from fleetplane.domains.proxies.importing.listening import EVERYWHERE
 from fleetplane.domains.proxies.importing.reading import Statement
 from fleetplane.domains.proxies.importing.report import (
     LEFT_TO_AGENT,
@@ -20,7 +21,6 @@ from fleetplane.domains.proxies.importing.report import (
     seconds,
 )
 
-_EVERYWHERE: Final = ("*", "0.0.0.0", "[::]")  # noqa: S104  # what NGINX calls every address
 _SNI: Final = "$ssl_preread_server_name"
 _SHARED: Final = frozenset(
     {
@@ -161,7 +161,7 @@ class _Server:
 
     def _listen(self, arguments: Sequence[str]) -> None:
         address, _, port = arguments[0].rpartition(":")
-        if address and address not in _EVERYWHERE:
+        if address not in EVERYWHERE:
             raise Unknown(f"listen {arguments[0]}: streams listen on every address that the node serves")
         if unknown := set(arguments[1:]) - {"udp", "reuseport"}:
             raise Unknown(f"listen {min(unknown)}: has no typed form")
