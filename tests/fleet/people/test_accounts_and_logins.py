@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.kernel.leaving import leave_while_written
 
@@ -23,6 +24,7 @@ from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.domains.proxies.tenancy import logins as proxy_logins
 from fleetplane.domains.proxies.tenancy.members import ApiTokens
 from fleetplane.domains.proxies.tenancy.users import Users
+from fleetplane.fleet.people.account_kind import ACCOUNT
 from fleetplane.fleet.people.accounts import Accounts
 from fleetplane.fleet.people.door import Door
 from fleetplane.fleet.people.logins import Logins, TokenPair
@@ -155,7 +157,7 @@ async def test_a_login_that_is_being_checked_while_its_account_changes_is_refuse
         else:
             await family.delete(name)
         slow.go_on.set()
-    assert family.logins._records.list(name) == []
+    assert family.logins._records.list(family.store, name) == []
 
 
 async def test_a_login_with_the_former_password_that_begins_while_the_next_is_hashed_is_refused(
@@ -182,7 +184,7 @@ async def test_a_login_with_the_former_password_that_begins_while_the_next_is_ha
         hashed.set()
         await replacing
         slow.go_on.set()
-    assert family.logins._records.list(name) == []
+    assert family.logins._records.list(family.store, name) == []
 
 
 @pytest.mark.parametrize("change", ["password", "deactivation", "deletion"])
@@ -202,7 +204,7 @@ async def test_logins_end_with_what_shuts_their_user_out_although_whoever_wanted
     await leave_while_written(family.store, asked.pop(change))
     for other in asked.values():
         other.close()
-    assert family.logins._records.list(name) == []
+    assert family.logins._records.list(family.store, name) == []
 
 
 async def test_closing_ends_a_login_that_is_being_opened(family: Family) -> None:
@@ -211,7 +213,7 @@ async def test_closing_ends_a_login_that_is_being_opened(family: Family) -> None
     async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         tasks.create_task(family.logins.open(account, actor="test"))
         tasks.create_task(family.logins.close(name, actor="test"))
-    assert family.logins._records.list(name) == []
+    assert family.logins._records.list(family.store, name) == []
 
 
 async def test_a_password_that_was_replaced_is_not_undone_by_hashing_the_former_one_anew(
@@ -303,11 +305,11 @@ async def test_an_access_token_that_was_verified_before_still_expires(family: Fa
 async def test_sweeping_deletes_logins_that_are_over_and_replaces_an_old_key(family: Family) -> None:
     await family.log_in()
     assert await family.logins.sweep() is None
-    assert len(family.logins._records.list()) == 1
+    assert len(family.logins._records.list(family.store)) == 1
     await family.clock.advance(family.logins._policy.refresh_seconds + 1)
     await family.clock.advance(family.logins._policy.key_life_seconds)
     assert await family.logins.sweep() is not None
-    assert family.logins._records.list() == []
+    assert family.logins._records.list(family.store) == []
 
 
 async def test_what_no_family_knows_is_refused(family: Family) -> None:
@@ -316,3 +318,27 @@ async def test_what_no_family_knows_is_refused(family: Family) -> None:
             family.bearers.of_token(token)
     with pytest.raises(Unauthenticated):
         family.bearers.of_header("Basic abc")
+
+
+async def test_logins_that_are_opened_at_once_are_not_more_than_there_may_be(family: Family) -> None:
+    found = await family.accounts.authenticate(LOGIN, PASSWORD, address="192.0.2.1")
+    limit = family.logins._policy.limit
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        for _ in range(limit + 5):
+            tasks.create_task(family.logins.open(found.account, actor="test"))
+    assert len(family.logins._records.list(family.store, family.name)) == limit
+
+
+async def test_a_password_that_another_server_replaced_meanwhile_opens_no_login(family: Family) -> None:
+    """What is compared is stored: nothing in this process was told."""
+    found = await family.accounts.authenticate(LOGIN, PASSWORD, address="192.0.2.1")
+    account = family.accounts.account_of(family.name)
+    spec = msgspec.structs.replace(account.spec, password_version=account.spec.password_version + 1)
+    await family.store.transact(
+        lambda draft: draft.put(ACCOUNT, account.scope, account.name, spec=spec),
+        actor="another server",
+        action="people.password",
+        touches=[account.key],
+    )
+    with pytest.raises(Unauthenticated):
+        await family.logins.open(found.account, actor="test", still_good=found.still_good)

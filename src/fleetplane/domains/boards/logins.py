@@ -60,9 +60,6 @@ class BoardLoginRecords(LoginRecords):
     kind = LOGIN
     actions = LoginActions(opened="boards.login", closed="boards.logout", swept="boards.logins_sweep")
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
     def new_id(self, clock: Clock) -> str:
         return clock.token_bytes(ID_BYTES).hex()
 
@@ -78,8 +75,8 @@ class BoardLoginRecords(LoginRecords):
             return None
         return Login(key=key, account=found.spec.person, expires_at_ns=found.spec.expires_at_ns)
 
-    def list(self, account: str | None = None) -> Sequence[Login]:
-        found = sorted(self._store.list(LOGIN, SCOPE), key=lambda one: one.created_revision)
+    def list(self, reader: Reader, account: str | None = None) -> Sequence[Login]:
+        found = sorted(reader.list(LOGIN, SCOPE), key=lambda one: one.created_revision)
         return [
             Login(
                 key=LOGIN.key(SCOPE, one.name), account=one.spec.person, expires_at_ns=one.spec.expires_at_ns
@@ -104,7 +101,7 @@ def logins_of(store: Store, master: MasterKey, clock: Clock) -> BoardLogins:
         clock,
         policy=POLICY,
         rules=PERSON_RULES,
-        records=BoardLoginRecords(store),
+        records=BoardLoginRecords(),
         claims=_claims,
     )
 

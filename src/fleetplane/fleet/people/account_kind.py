@@ -43,6 +43,8 @@ class AccountSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The family whose API made it; empty: it belongs to the installation."""
     profiles: Mapping[str, str] = msgspec.field(default_factory=dict)
     """By family, the id of the person's profile there."""
+    password_version: int = 0
+    """How often the password was replaced: one that was checked before that opens no login any more."""
     disabled_by: str = ""
     """The family whose API disabled it; only that one, or who manages accounts, enables it again."""
 

@@ -129,7 +129,6 @@ class Accounts(Generic[S, T]):
         person = account.name if account is not None else None
         if person is not None:
             self._linked.begin(person, attempt, now=self._clock.now_ns() / 1e9)
-        replaced = self._linked.replaced(person) if person is not None else 0
         is_active = user is None or rules.active(self._store, user.name) is not None
         may_check = account is not None and (rules.tells_inactive or is_active)
         stored = await self._passwords.verify(person if may_check else None, password)
@@ -146,9 +145,11 @@ class Accounts(Generic[S, T]):
             raise PermissionDenied("this account is not active", details={"cause": "inactive"})
 
         def still_good(draft: Draft) -> bool:
-            current = rules.active(draft, user.name)
-            same = current is not None and current.uid == user.uid
-            return same and self._linked.replaced(account.name) == replaced
+            current, behind = rules.active(draft, user.name), rules.account(draft, user.name)
+            if current is None or behind is None:
+                return False
+            same = current.uid == user.uid and behind.uid == account.uid
+            return same and behind.spec.password_version == account.spec.password_version
 
         if self._passwords.outdated(stored):
             await self._rehash(account.name, password, still_good, actor=actor or rules.principal(user))
@@ -176,15 +177,15 @@ class Accounts(Generic[S, T]):
     ) -> Resource[S, T]:
         rules = self._rules
         spec = rules.checked(spec, password)
-        if rules.capacity is not None and self._store.count(rules.kind) >= rules.capacity:
-            raise ResourceExhausted(f"there are {rules.capacity} users, the most there may be")
-        for login in sorted(rules.login_names(spec)):  # before a hash is made for nothing
+        self._check_room(self._store)  # before a hash is made for nothing
+        for login in sorted(rules.login_names(spec)):
             if self.by_login(login) is not None or self._guest(self._store, login) is not None:
                 raise rules.taken(login)
         hashed = await self._passwords.hash(password)
         scope, made = rules.scope(name), rules.profile(name, spec, created_by=who(actor).partition("?")[0])
 
         def change(draft: Draft) -> Resource[S, T]:
+            self._check_room(draft)
             self._claim(draft, rules.login_names(spec), name)
             companion.change(draft)
             person = profiles.make_account(draft, made) if made is not None else name
@@ -195,6 +196,11 @@ class Accounts(Generic[S, T]):
         touches = [rules.kind.key(scope, name), *companion.touches, *accounts]
         done = await self._store.transact(change, actor=actor, action=rules.actions.create, touches=touches)
         return done.value
+
+    def _check_room(self, reader: Store | Draft) -> None:
+        capacity = self._rules.capacity
+        if capacity is not None and reader.count(self._rules.kind) >= capacity:
+            raise ResourceExhausted(f"there are {capacity} users, the most there may be")
 
     async def _adopt(
         self, account: Account, name: str, spec: S, status: T | None, companion: Companion
@@ -362,17 +368,20 @@ class Accounts(Generic[S, T]):
         self, name: str, password: str, *, but: str, actor: str, action: str
     ) -> None:
         account = self.account_of(name)
-        self._linked.replace(account.name)
         hashed = await self._passwords.hash(password)
 
         def change(draft: Draft) -> None:
             current = self._rules.account(draft, name)
             if current is None or current.name != account.name:
                 raise self._rules.missing()
+            version = current.spec.password_version + 1
+            spec = msgspec.structs.replace(current.spec, password_version=version)
+            draft.put(ACCOUNT, SCOPE, account.name, spec=spec)
             self._passwords.put(draft, account.name, hashed)
 
-        await self._store.transact(change, actor=actor, action=action, touches=())
-        self._linked.replace(account.name)  # once more: the former one could be checked until now
+        key = ACCOUNT.key(SCOPE, account.name)
+        await self._store.transact(change, actor=actor, action=action, touches=[key])
+        self._linked.pardon(account.name)
         self._throttle.pardon(name)
         await self._linked.close(account, besides=self._rules.family, actor=actor)
         await self._close_logins(name, but=but, actor=actor, action=action)

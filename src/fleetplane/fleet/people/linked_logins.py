@@ -1,7 +1,7 @@
 """Logins of one person, whichever family opened them: they end together, and are guessed at together.
 
-Shared by the accounts of this installation and by the profiles of every domain. Kept in memory: what it
-counts matters only while a password is being checked.
+Shared by the accounts of this installation and by the profiles of every domain. Failures are counted in the
+memory of each server.
 """
 
 from __future__ import annotations
@@ -37,18 +37,13 @@ class LinkedFamily:
 class LinkedLogins:
     def __init__(self) -> None:
         self._families: dict[str, LinkedFamily] = {}
-        self._replaced: dict[str, int] = {}
         self._failures = Failures(limit=FAILURES_LIMIT)
 
     def add(self, name: str, family: LinkedFamily) -> None:
         self._families[name] = family
 
-    def replaced(self, account: str) -> int:
-        """How often an account's password was replaced since the start of the process."""
-        return self._replaced.get(account, 0)
-
-    def replace(self, account: str) -> None:
-        self._replaced[account] = self.replaced(account) + 1
+    def pardon(self, account: str) -> None:
+        """Forget the attempts of before: the account has another password."""
         self._failures.pardon(f"{account}\0")
 
     def begin(self, account: str, attempt: Attempt, *, now: float) -> None:

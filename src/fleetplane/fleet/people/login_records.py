@@ -93,7 +93,7 @@ class LoginRecords(ABC):
     def read(self, reader: Reader, key: Key) -> Login | None: ...
 
     @abstractmethod
-    def list(self, account: str | None = None) -> Sequence[Login]:
+    def list(self, reader: Reader, account: str | None = None) -> Sequence[Login]:
         """Logins of one account or all, oldest first."""
 
     @abstractmethod

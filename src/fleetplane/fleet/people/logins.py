@@ -22,7 +22,7 @@ from fleetplane.kernel.errors import Unauthenticated
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.resources import Key, Resource
-from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.store import Draft, Store, transact_found
 from fleetplane.kernel.values.times import NS
 
 VERIFIED_LIMIT = 10_000
@@ -83,7 +83,7 @@ class Logins(Generic[S, T]):
         self._loaded: tuple[SigningKeys, RefreshTokens] | None = None
 
     def __repr__(self) -> str:
-        return f"<Logins {self._policy.audience} {len(self._records.list())}>"
+        return f"<Logins {self._policy.audience} {len(self._records.list(self._store))}>"
 
     async def load(self) -> None:
         """Load the keys, or make them the first time."""
@@ -208,10 +208,15 @@ class Logins(Generic[S, T]):
         """
         policy, records = self._policy, self._records
         key = records.key(account.name, records.new_id(self._clock))
-        older = records.list(account.name)
-        surplus = [one.key for one in older[: max(0, len(older) + 1 - policy.limit)]]
 
-        def change(draft: Draft) -> Login:
+        def older(reader: Reader) -> Sequence[Key]:
+            return [one.key for one in records.list(reader, account.name)]
+
+        def surplus(reader: Reader) -> Sequence[Key]:
+            present = older(reader)
+            return present[: max(0, len(present) + 1 - policy.limit)]
+
+        def change(draft: Draft, surplus: Sequence[Key]) -> Login:
             if not still_good(draft):
                 raise Unauthenticated(self._rules.wrong_login)
             for one in surplus:
@@ -228,8 +233,14 @@ class Logins(Generic[S, T]):
             records.write(draft, login)
             return login
 
-        done = await self._store.transact(
-            change, actor=actor, action=records.actions.opened, touches=[key, *surplus]
+        done = await transact_found(
+            self._store,
+            surplus,
+            change,
+            actor=actor,
+            action=records.actions.opened,
+            touches=[key],
+            among=older,
         )
         return self._pair(account, done.value)
 
@@ -282,24 +293,30 @@ class Logins(Generic[S, T]):
         opened when this is called is ended too.
         """
         await self._store.settled(self._records.kind)
-        logins = [
-            one.key
-            for one in self._records.list(account)
-            if one.key.name != but and only in (None, one.key.name)
-        ]
-        if logins or action is not None:
+
+        def logins(reader: Reader) -> Sequence[Key]:
+            return [
+                one.key
+                for one in self._records.list(reader, account)
+                if one.key.name != but and only in (None, one.key.name)
+            ]
+
+        if logins(self._store) or action is not None:
             await self._end(logins, actor=actor, action=action or self._records.actions.closed)
 
     def all(self) -> Sequence[Login]:
         """Every login that is open, oldest first."""
         now_ns = self._clock.now_ns()
-        return [one for one in self._records.list() if not one.is_over(now_ns)]
+        return [one for one in self._records.list(self._store) if not one.is_over(now_ns)]
 
     async def sweep(self) -> str | None:
         """Delete logins that are over, and sign with another key once the present one is old; its id."""
         now_ns = self._clock.now_ns()
-        over = [one.key for one in self._records.list() if one.is_over(now_ns)]
-        if over:
+
+        def over(reader: Reader) -> Sequence[Key]:
+            return [one.key for one in self._records.list(reader) if one.is_over(now_ns)]
+
+        if over(self._store):
             await self._end(over, actor=self._policy.actor, action=self._records.actions.swept)
         if now_ns - self._keys.created_at_ns > self._policy.key_life_seconds * NS:
             return await self.rotate_keys(actor=self._policy.actor)
@@ -309,12 +326,12 @@ class Logins(Generic[S, T]):
         """Sign with a new key; tokens of the former one stay good for as long as they live."""
         return await self._keys.rotate(actor=actor)
 
-    async def _end(self, keys: Sequence[Key], *, actor: str, action: str) -> None:
-        def change(draft: Draft) -> None:
+    async def _end(self, which: Callable[[Reader], Sequence[Key]], *, actor: str, action: str) -> None:
+        def change(draft: Draft, keys: Sequence[Key]) -> None:
             for key in keys:
                 self._records.end(draft, key)
 
-        await self._store.transact(change, actor=actor, action=action, touches=keys)
+        await transact_found(self._store, which, change, actor=actor, action=action)
 
     # Tokens.
 

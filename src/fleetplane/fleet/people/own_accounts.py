@@ -233,12 +233,12 @@ class OwnAccounts(Accounts[AccountSpec, Nothing]):
         names = [f"{wanted[:100] if LOGIN_FORM.fullmatch(wanted) else 'person'}-{digest[:12]}"]
         if LOGIN_FORM.fullmatch(wanted):
             names.insert(0, wanted)
-        if self._store.count(ACCOUNT) >= ACCOUNTS_LIMIT:
-            raise ResourceExhausted(f"there are {ACCOUNTS_LIMIT} accounts, the most there may be")
 
         def change(draft: Draft) -> Account:
             if (present := self.vouched_for(draft, identity)) is not None:
                 return present  # another window was faster
+            if draft.count(ACCOUNT) >= ACCOUNTS_LIMIT:
+                raise ResourceExhausted(f"there are {ACCOUNTS_LIMIT} accounts, the most there may be")
             name = next(
                 (one for one in names if is_free(draft, one)),
                 None,
@@ -276,9 +276,6 @@ class OwnLoginRecords(LoginRecords):
         reused="people.refresh_reuse",
     )
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
     def new_id(self, clock: Clock) -> str:
         return new_uuid(clock)  # which refresh tokens carry as 16 bytes
 
@@ -292,8 +289,8 @@ class OwnLoginRecords(LoginRecords):
         found = reader.get(ACCOUNT_LOGIN, key.scope, key.name)
         return None if found is None else _login(found)
 
-    def list(self, account: str | None = None) -> Sequence[Login]:
-        found = sorted(self._store.list(ACCOUNT_LOGIN, SCOPE), key=lambda one: one.created_revision)
+    def list(self, reader: Reader, account: str | None = None) -> Sequence[Login]:
+        found = sorted(reader.list(ACCOUNT_LOGIN, SCOPE), key=lambda one: one.created_revision)
         return [_login(one) for one in found if account in (None, one.spec.account)]
 
     def write(self, draft: Draft, login: Login) -> None:
@@ -329,9 +326,7 @@ def logins_of(store: Store, master: MasterKey, clock: Clock) -> OwnLogins:
     def claims(account: Account) -> dict[str, object]:
         return {"sub": account.name}
 
-    return Logins(
-        store, master, clock, policy=POLICY, rules=RULES, records=OwnLoginRecords(store), claims=claims
-    )
+    return Logins(store, master, clock, policy=POLICY, rules=RULES, records=OwnLoginRecords(), claims=claims)
 
 
 def admitted(verified: VerifiedLogin[AccountSpec, Nothing]) -> Admitted:

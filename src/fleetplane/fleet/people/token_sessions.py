@@ -21,7 +21,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import IntegrityError, Unauthenticated
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
-from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.store import Draft, Store, transact_found
 from fleetplane.kernel.values.ids import new_uuid
 from fleetplane.kernel.values.times import NS
 from fleetplane.web.rest import console
@@ -120,21 +120,32 @@ class TokenSessions:
         self, found: Admitted, token: str, first: Callable[[Draft], None], *used: Key
     ) -> OpenedSession:
         identity = new_uuid(self._clock)
-        older = sorted(
-            (one for one in self._records() if one.spec.name == found.name),
-            key=lambda one: one.created_revision,
-        )
-        surplus = [one.name for one in older[: max(0, len(older) + 1 - SESSIONS_LIMIT)]]
 
-        def change(draft: Draft) -> None:
+        def older(reader: Store | Draft) -> Sequence[Key]:
+            mine = (one for one in reader.list(TOKEN_SESSION, SCOPE) if one.spec.name == found.name)
+            return [one.key for one in sorted(mine, key=lambda one: one.created_revision)]
+
+        def surplus(reader: Store | Draft) -> Sequence[Key]:
+            present = older(reader)
+            return present[: max(0, len(present) + 1 - SESSIONS_LIMIT)]
+
+        def change(draft: Draft, surplus: Sequence[Key]) -> None:
             first(draft)
-            for name in surplus:
-                _end(draft, name)
+            for key in surplus:
+                _end(draft, key.name)
             spec = _spec(found, draft.now_ns + console.SESSION_SECONDS * NS)
             draft.put(TOKEN_SESSION, SCOPE, identity, spec=spec)
 
-        touches = [*used, *(TOKEN_SESSION.key(SCOPE, one) for one in (identity, *surplus))]
-        await self._store.transact(change, actor=found.name, action="people.console_login", touches=touches)
+        touches = [*used, TOKEN_SESSION.key(SCOPE, identity)]
+        await transact_found(
+            self._store,
+            surplus,
+            change,
+            actor=found.name,
+            action="people.console_login",
+            touches=touches,
+            among=older,
+        )
         return OpenedSession(name=found.name, cookie=MARK + self._sealed(_Carried(identity, token), _SESSION))
 
     async def close(self, cookie: str, *, actor: str) -> None:

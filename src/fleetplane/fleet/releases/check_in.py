@@ -161,11 +161,11 @@ class CheckIns:
     async def _note(self, domain: str, agent: str, said: AgentHello) -> AgentVersion:
         scope, now_ns = agents_scope(domain), self._clock.now_ns()
         before = self._store.get(AGENT_VERSION, scope, agent)
-        if before is None and len(self._store.list(AGENT_VERSION, scope)) >= AGENTS_LIMIT:
-            raise ResourceExhausted(f"{AGENTS_LIMIT} agents of {domain} are known, the most there may be")
 
         def change(draft: Draft) -> AgentVersion:
             found = draft.get(AGENT_VERSION, scope, agent)
+            if found is None and draft.count(AGENT_VERSION, scope) >= AGENTS_LIMIT:
+                raise ResourceExhausted(f"{AGENTS_LIMIT} agents of {domain} are known, the most there may be")
             wish = found.spec if found is not None else AgentWish()
             status = _merged(found.status if found is not None else None, said, now_ns)
             return draft.put(AGENT_VERSION, scope, agent, spec=wish, status=status)

@@ -17,7 +17,7 @@ from fleetplane.kernel.actors import who
 from fleetplane.kernel.errors import Conflict, NotFound, ResourceExhausted
 from fleetplane.kernel.identity.ended_places import end_life, ended_key
 from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
-from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.store import Draft, Store, transact_found
 
 BINDINGS_LIMIT = 20_000
 """In all; about 300 bytes of memory each."""
@@ -147,6 +147,8 @@ class Bindings:
             current = draft.get(BINDING, place, name)
             if current is not None:
                 return current
+            if draft.count(BINDING) >= BINDINGS_LIMIT:
+                raise ResourceExhausted(f"there are {BINDINGS_LIMIT} bindings, the most there may be")
             spec = BindingSpec(
                 subject=subject,
                 role=role,
@@ -156,8 +158,6 @@ class Bindings:
             )
             return draft.put(BINDING, place, name, spec=spec)
 
-        if self._store.count(BINDING) >= BINDINGS_LIMIT:
-            raise ResourceExhausted(f"there are {BINDINGS_LIMIT} bindings, the most there may be")
         touches = [BINDING.key(place, name)]
         done = await self._store.transact(change, actor=actor, action="people.bind", touches=touches)
         return done.value
@@ -175,13 +175,14 @@ class Bindings:
 
     async def forget(self, subject: str, *, actor: str) -> None:
         """Take everything from a subject that ceases to be: another of its name must not inherit it."""
-        keys = [BINDING.key(one.scope, one.name) for one in self.of((subject,))]
-        if not keys:
-            return
 
-        def change(draft: Draft) -> None:
+        def held(reader: BindingReader) -> list[Key]:
+            return self.keys_of(reader, subject)
+
+        def change(draft: Draft, keys: Sequence[Key]) -> None:
             for key in keys:
-                if draft.get(BINDING, key.scope, key.name) is not None:
-                    draft.delete(BINDING, key.scope, key.name)
+                draft.delete(BINDING, key.scope, key.name)
 
-        await self._store.transact(change, actor=actor, action="people.unbind", touches=keys)
+        await self._store.settled(BINDING)  # what is being given is taken, too
+        if held(self._store):
+            await transact_found(self._store, held, change, actor=actor, action="people.unbind")

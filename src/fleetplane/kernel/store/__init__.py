@@ -5,7 +5,7 @@ from fleetplane.kernel.store.draft import ABSENT, Committed, Draft, Expect, Unde
 from fleetplane.kernel.store.engine import Claim
 from fleetplane.kernel.store.settings import StoreSettings, StoreStatistics
 from fleetplane.kernel.store.store import Store
-from fleetplane.kernel.store.transaction import Delete, Put, Release, Take, Transaction
+from fleetplane.kernel.store.transaction import Delete, Put, Release, Take, Transaction, transact_found
 
 __all__ = [
     "ABSENT",
@@ -24,4 +24,5 @@ __all__ = [
     "Take",
     "Transaction",
     "UndeclaredChange",
+    "transact_found",
 ]

@@ -1,13 +1,27 @@
-"""Transactions written down as values, for callers whose decision does not depend on what is there."""
+"""Two further ways to say what a transaction does.
+
+As values, for callers whose decision does not depend on what is there (`Transaction`); and for changes of
+whatever is there (`transact_found`): a list is read, and everything in it is changed. A transaction announces
+what it might change before it runs, so the list is read twice: outside, to announce it, and inside, where it
+is decided. What came into it between the two makes the transaction begin again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never
 
+from fleetplane.kernel.errors import Conflict, FleetplaneError
 from fleetplane.kernel.resources import AnyKind, Condition, Key
-from fleetplane.kernel.store.draft import Draft, Expect
+from fleetplane.kernel.store.draft import Committed, Draft, Expect
+
+if TYPE_CHECKING:
+    from fleetplane.kernel.store.store import Store
+
+    Find = Callable[[Store | Draft], Sequence[Key]]
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,3 +103,44 @@ class Transaction:
                     draft.release(kind, scope, field, value, owner)
                 case _:
                     assert_never(operation)
+
+
+# Changes of whatever is there.
+
+ATTEMPTS = 20
+"""Each of them has lost to somebody who wrote meanwhile."""
+
+
+class _Grown(FleetplaneError):
+    """The list has more in it than was announced."""
+
+
+async def transact_found(
+    store: Store,
+    find: Find,
+    change: Callable[[Draft, Sequence[Key]], R],
+    *,
+    actor: str,
+    action: str,
+    touches: Collection[Key] = (),
+    among: Find | None = None,
+) -> Committed[R]:
+    """Run `change` on what `find` finds inside the transaction; `touches` is what it changes beside that.
+
+    Where what is found moves on with everybody who does the same, such as the oldest of many, `among` finds
+    all from which it is chosen: those are announced, and nobody begins again.
+    """
+    for _ in range(ATTEMPTS):
+        announced = frozenset((among or find)(store))
+
+        def decided(draft: Draft, announced: frozenset[Key] = announced) -> R:
+            found = find(draft)
+            if not announced.issuperset(found):
+                raise _Grown("there is more than was announced")
+            return change(draft, found)
+
+        try:
+            return await store.transact(decided, actor=actor, action=action, touches=[*touches, *announced])
+        except _Grown:
+            continue
+    raise Conflict("what this changes is being changed all the time", hint="try again")

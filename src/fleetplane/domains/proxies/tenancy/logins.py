@@ -79,9 +79,9 @@ class ProxyLoginRecords(LoginRecords):
         found = reader.get(SESSION, key.scope, key.name)
         return _login(found) if found is not None else None
 
-    def list(self, account: str | None = None) -> Sequence[Login]:
+    def list(self, reader: Reader, account: str | None = None) -> Sequence[Login]:
         scope = user_scope(account) if account is not None else ""
-        return [_login(one) for one in in_order(self._store.list(SESSION, scope))]
+        return [_login(one) for one in in_order(reader.list(SESSION, scope))]
 
     def write(self, draft: Draft, login: Login) -> None:
         assert login.idle_expires_at_ns is not None

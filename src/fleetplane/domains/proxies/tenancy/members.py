@@ -67,7 +67,19 @@ class Members:
         """Make a user a member; one who has not consented is invited, and has no rights before accepting."""
         _may_grant(role, by)
         spec = MembershipSpec(role=role, accepted=consented, invited_by=actor.partition("?")[0])
-        return await self._put(organization, user, spec, new=True, actor=actor)
+        scope = organization_scope(organization)
+
+        def change(draft: Draft) -> Membership:
+            if draft.get(ORGANIZATION, scope, organization) is None:
+                raise NotFound("organization not found")
+            if draft.get(MEMBERSHIP, scope, user) is not None:
+                raise AlreadyExists("the user is a member already", field="email")
+            return draft.put(MEMBERSHIP, scope, user, spec=spec)
+
+        async with self._workspaces.editing(scope):
+            touches = [MEMBERSHIP.key(scope, user)]
+            done = await self._store.transact(change, actor=actor, action="member.add", touches=touches)
+        return done.value
 
     async def answer(self, organization: str, user: str, *, accept: bool, actor: str) -> None:
         """The invited user's word. An invitation that is declined is gone."""
@@ -95,43 +107,25 @@ class Members:
         self, organization: str, user: str, role: OrganizationRole, *, by: OrganizationRole, actor: str
     ) -> Membership:
         _may_grant(role, by)
-        before = self.get(organization, user).spec
-        _may_grant(before.role, by)
-        spec = msgspec.structs.replace(before, role=role)
-        return await self._put(organization, user, spec, new=False, actor=actor)
-
-    async def _put(
-        self, organization: str, user: str, spec: MembershipSpec, *, new: bool, actor: str
-    ) -> Membership:
         scope = organization_scope(organization)
 
         def change(draft: Draft) -> Membership:
-            if draft.get(ORGANIZATION, scope, organization) is None:
-                raise NotFound("organization not found")
-            current = draft.get(MEMBERSHIP, scope, user)
-            if new and current is not None:
-                raise AlreadyExists("the user is a member already", field="email")
-            if not new and current is None:
-                raise NotFound("member not found")
-            if current is not None and spec.role is not OrganizationRole.OWNER:
+            current = _decided_about(draft, scope, user, by)
+            if role is not OrganizationRole.OWNER:
                 _keep_an_owner(draft, scope, current)
-            accepted = spec.accepted or (current is not None and current.spec.accepted)
-            return draft.put(MEMBERSHIP, scope, user, spec=msgspec.structs.replace(spec, accepted=accepted))
+            spec = msgspec.structs.replace(current.spec, role=role)
+            return draft.put(MEMBERSHIP, scope, user, spec=spec)
 
         async with self._workspaces.editing(scope):
-            action = "member.add" if new else "member.change"
             touches = [MEMBERSHIP.key(scope, user)]
-            done = await self._store.transact(change, actor=actor, action=action, touches=touches)
+            done = await self._store.transact(change, actor=actor, action="member.change", touches=touches)
         return done.value
 
     async def remove(self, organization: str, user: str, *, by: OrganizationRole, actor: str) -> None:
-        _may_grant(self.get(organization, user).spec.role, by)
         scope = organization_scope(organization)
 
         def change(draft: Draft) -> None:
-            current = draft.get(MEMBERSHIP, scope, user)
-            if current is None:
-                raise NotFound("member not found")
+            current = _decided_about(draft, scope, user, by)
             _keep_an_owner(draft, scope, current)
             draft.delete(MEMBERSHIP, scope, user)
 
@@ -144,6 +138,15 @@ def _may_grant(role: OrganizationRole, by: OrganizationRole) -> None:
     """Refuse to grant or take a role above the caller's own."""
     if outranks(role, by):
         raise PermissionDenied(f"a {by} of this organization may not decide about a {role}")
+
+
+def _decided_about(draft: Draft, scope: str, user: str, by: OrganizationRole) -> Membership:
+    """A membership that the caller may decide about, as it is by now."""
+    found = draft.get(MEMBERSHIP, scope, user)
+    if found is None:
+        raise NotFound("member not found")
+    _may_grant(found.spec.role, by)
+    return found
 
 
 def is_owner(member: Membership) -> bool:
