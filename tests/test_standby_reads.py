@@ -7,8 +7,8 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ def register(server: ServerProcess, *names: str) -> None:
             stub.RegisterGpu(provider_pb2.RegisterGpuRequest(name=name), timeout=DEADLINE_SECONDS)
 
 
-def token(data: Path, name: str) -> str:
-    made = execute("tokens", "create", name, "--role", "gpus.viewer", "--data-dir", str(data))
+def token(data: Path, name: str, *, role: str = "gpus.viewer") -> str:
+    made = execute("tokens", "create", name, "--role", role, "--data-dir", str(data))
     assert made.code == 0, made.err
     return made.out.strip().splitlines()[-1]
 
@@ -108,12 +108,18 @@ def test_reads_on_a_standby_are_as_new_as_those_on_the_active_server(
         register(one, "gpu-0")
         web = f"127.0.0.1:{free_port()}"
         at = ("--set", f"listeners.web.addresses={web}")
-        with WaitingServer(tmp_path / "two", environment, *ONLY, *at) as two:
+        everything = token(tmp_path / "one", "everything", role="viewer")
+        with ExitStack() as begun:
+            two = _begin_under_a_watch(
+                Reader(one.web, everything),
+                lambda: begun.enter_context(WaitingServer(tmp_path / "two", environment, *ONLY, *at)),
+            )
             two.until(lambda: "standby.reads_served" in two.told())
             reader = Reader(f"http://{web}", first)
             try:
                 _reads(one, reader, tmp_path / "one")
                 _refusals(reader)
+                _servers(Reader(f"http://{web}", everything))
                 cursor = _watch(one, reader)
                 one.process.kill()
                 one.process.wait(START_SECONDS)
@@ -125,10 +131,63 @@ def test_reads_on_a_standby_are_as_new_as_those_on_the_active_server(
                     assert active.http.get("/readyz").text == "ok\n"
                     # A watch goes on here where it was elsewhere, with what it has not seen.
                     assert active.told("gpu-new", cursor)[0] == "added"
+                    _successor(Reader(two.server().web, everything))
                 finally:
                     active.http.close()
             finally:
                 reader.http.close()
+
+
+def _begin_under_a_watch(active: Reader, begin: Callable[[], WaitingServer]) -> WaitingServer:
+    """A server that begins is told to whoever watches the active one, and known to whoever asks it then."""
+    two = None
+    with active.http, active.http.stream("GET", "/apis/v1/watch?of=servers") as stream:
+        for kind, _, found in events(stream.iter_lines()):
+            if kind == "bookmark" and two is None:
+                two = begin()
+            elif kind in {"added", "modified"} and not found["status"]["answers"]:
+                assert two is not None, "it was told before it began"
+                assert (found["status"]["state"], found["status"]["fresh"]) == ("standby", True)
+                break
+        assert two is not None
+        listed = {
+            one["status"]["answers"]: one["status"] for one in active.get("/apis/v1/servers").json()["items"]
+        }
+    assert (listed[True]["state"], listed[True]["agents"], listed[True]["term"] > 0) == ("active", 0, True)
+    assert (listed[False]["state"], listed[False]["boot"], listed[False]["agents"]) == ("standby", 1, 0)
+    assert listed[False]["version"] == listed[True]["version"]
+    assert listed[False]["database"] == listed[True]["database"]
+    assert listed[True]["database"]["engine"] == "postgresql"
+    assert listed[True]["database"]["sizeBytes"] > 1_000_000
+    return two
+
+
+def _servers(standby: Reader) -> None:
+    """The one that stands by tells of the active one what the database knows."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    with standby.http:
+        while len(found := standby.get("/apis/v1/servers").json()["items"]) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    told = {one["status"]["answers"]: one["status"] for one in found}
+    assert (told[True]["state"], told[True]["writable"]) == ("standby", False)
+    assert (told[False]["state"], told[False]["writable"], told[False]["agents"]) == ("active", True, None)
+
+
+def _successor(active: Reader) -> None:
+    """The one that took over under another term tells that the one before is gone, and since when."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    with active.http:
+        while True:
+            found = active.get("/apis/v1/servers").json()["items"]
+            told = {one["status"]["answers"]: one["status"] for one in found}
+            if len(told) == 2 and (told[True]["term"], told[False]["state"]) == (2, "gone"):
+                break
+            assert time.monotonic() < deadline, told
+            time.sleep(0.1)
+    assert told[False]["silentSince"] is not None
+    assert not told[False]["fresh"]
+    assert (told[True]["state"], told[True]["answers"]) == ("active", True)
 
 
 def _reads(one: ServerProcess, reader: Reader, data: Path) -> None:

@@ -20,6 +20,7 @@ from fleetplane.settings import Settings
 
 if TYPE_CHECKING:
     from fleetplane.domains.fleetwide.audit_routes import Verification
+    from fleetplane.domains.fleetwide.servers import Neighbours
 
 
 def enabled(settings: Settings) -> list[Declaration]:
@@ -37,11 +38,16 @@ def blueprints(settings: Settings) -> list[Blueprint]:
 
 
 async def build(
-    settings: Settings, kernel: Kernel, *, verify_audit: Verification | None = None
+    settings: Settings,
+    kernel: Kernel,
+    *,
+    verify_audit: Verification | None = None,
+    stands_by: bool = False,
 ) -> list[Domain]:
     """Every enabled domain, ready to be prepared; and those that every server has.
 
-    `verify_audit` is how the server checks its own audit log when somebody asks it to.
+    `verify_audit` is how the server checks its own audit log when somebody asks it to; one that `stands_by`
+    answers reads while another server is active.
     """
     from fleetplane.domains.fleetwide.releases import release_options
     from fleetplane.domains.fleetwide.server import FleetwideDomain
@@ -66,6 +72,7 @@ async def build(
         ),
         gates=settings.rollouts,
         verify_audit=verify_audit,
+        beside=_neighbours(settings, kernel, stands_by=stands_by),
     )
     declared = blueprints(settings)
     held = Rights(kernel.door.tree, [one.grants for one in declared], _operator_roles(declared))
@@ -81,6 +88,17 @@ async def _build(
 ) -> Domain:
     build: Build = load(declaration.build)
     return await build(settings.section(declaration.name), context, kernel)
+
+
+def _neighbours(settings: Settings, kernel: Kernel, *, stands_by: bool) -> Neighbours:
+    from fleetplane.domains.fleetwide.servers import Neighbours
+
+    if not settings.store.url:
+        return Neighbours(name=socket.gethostname(), file=settings.state_directory / "fleetplane.db")
+    from fleetplane.kernel.store.engines.postgres_servers import ServerRoster
+
+    roster = ServerRoster(settings.store.url, kernel.clock)
+    return Neighbours(name=settings.server_name, roster=roster, stands_by=stands_by)
 
 
 def _context(settings: Settings, wanted: Iterable[Declaration]) -> ServerContext:

@@ -7,7 +7,6 @@ import contextlib
 import math
 import os
 import signal
-import socket
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -262,7 +261,7 @@ def _store_settings(settings: Settings, data_dir: Path, clock: Clock) -> StoreSe
         evidence=() if settings.identity.master_key else (data_dir / "master.key",),
         path=data_dir / "fleetplane.db",
         url=settings.store.url,
-        server=settings.store.server or f"{socket.gethostname()}:{data_dir.absolute()}",
+        server=settings.server_name,
         ring_events=settings.store.ring_events,
         history_revisions=settings.store.history_revisions,
         group_limit=settings.store.group_limit,

@@ -9,6 +9,7 @@ knows is an error that names the nearest known one: a misspelt limit must not pa
 from __future__ import annotations
 
 import difflib
+import socket
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -83,6 +84,11 @@ class Settings(Section, frozen=True):
     def state_directory(self) -> Path:
         """The data directory, wherever the process may go."""
         return Path(self.data_dir).absolute()
+
+    @property
+    def server_name(self) -> str:
+        """The name of this server among those that share a database."""
+        return self.store.server or f"{socket.gethostname()}:{self.state_directory}"
 
     @property
     def domains(self) -> tuple[str, ...]:

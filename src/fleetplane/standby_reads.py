@@ -87,7 +87,7 @@ class StandbyReads:
         async with contextlib.AsyncExitStack() as stack:
             keys = _Keys()
             kernel = await self._kernel(standby, stack, keys)
-            domains = await assembly.build(settings, kernel)
+            domains = await assembly.build(settings, kernel, stands_by=True)
             for domain in domains:
                 if isinstance(domain, ReadableOnStandby):
                     await domain.prepare_reading()
@@ -111,7 +111,7 @@ class StandbyReads:
             stack.callback(fleetwide.apis.watching.end)
             log.info("standby.reads_served", web=listener.addresses)
             async with asyncio.TaskGroup() as tasks:
-                following = tasks.create_task(fleetwide.apis.follow(), name="standby-changes")
+                following = tasks.create_task(fleetwide.follow(), name="standby-changes")
                 while standby.index.silent_seconds <= STALE_SECONDS and not keys.changed:
                     # Watches look by themselves whether their caller may still read, in memory.
                     await kernel.store.refreshed()

@@ -58,6 +58,19 @@ def results() -> Any:
     return json.loads(done.stdout)
 
 
+def test_the_page_of_servers_says_first_whether_something_is_wrong() -> None:
+    assert results()["servers"] == [
+        "1 server; none needs attention.",
+        "1 server; a does not write.",
+        "2 servers, one stands by; nobody lags.",
+        "3 servers, 2 stand by; b lags by 340 groups, 12.3 s.",
+        "1 server, one stands by; no server is active; a is gone, and was last heard of 30s ago.",
+        "1 server; none needs attention.",
+        "2 servers, one stands by; a was last heard of 6s ago.",
+    ]
+    assert results()["serverLags"] == ["1 group", "-"]
+
+
 def test_the_model_follows_events_filters_and_schemas() -> None:
     found = results()
     assert found["beforeBookmark"] == [False, "", 0]

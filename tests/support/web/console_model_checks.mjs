@@ -98,4 +98,16 @@ results.groups = [{selector: {os: "linux", arch: "", tools: ["git"], labels: [],
   const told = servers.serverFigures('# HELP x\nfleetplane_store_resources 57.0\nfleetplane_store_queued 3.0\nfleetplane_sessions_open{domain="edge"} 2.0\nfleetplane_sessions_refused_total{domain="edge"} 1.0\nfleetplane_reconcile_queued{controller="instances/groups"} 4.0\nfleetplane_reconcile_leases_lost_total{controller="instances/groups"} 1.0\nother 1\n');
   results.server = [told.database[0], told.database[2], told.sessions, told.controllers];
 }
+{
+  const nowMs = Date.parse("2026-01-02T00:01:00Z");
+  const one = (name, state, more = {}) => ({metadata: {name}, status: {state, writable: state === "active", fresh: true, silentSince: null, lagGroups: 0, lagSeconds: 0, ...more}});
+  const silent = (at) => ({fresh: false, silentSince: at, lagSeconds: null});
+  results.servers = [
+    [one("a", "active")], [one("a", "active", {writable: false})], [one("a", "active"), one("b", "standby")],
+    [one("a", "active"), one("b", "standby", {lagGroups: 340, lagSeconds: 12.34}), one("c", "standby", {lagGroups: 1, lagSeconds: 0.4})],
+    [one("a", "gone", silent("2026-01-02T00:00:30Z")), one("b", "standby")], [one("a", "active"), one("b", "gone", silent("2025-12-31T00:00:00Z")), one("c", "gone", silent(null))],
+    [one("a", "active", silent("2026-01-02T00:00:54Z")), one("b", "standby")],
+  ].map((all) => servers.serversWords(all, nowMs));
+  results.serverLags = [one("a", "standby", {lagGroups: 1, lagSeconds: null}), one("a", "gone")].map((all) => servers.serverLag(all.status));
+}
 process.stdout.write(JSON.stringify(results));

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleetplane.domains.fleetwide.resources import VIEW
+from fleetplane.domains.fleetwide.servers import VIEW
 from fleetplane.fleet.releases.records import (
     AGENT_VERSION,
     PREFIX,

@@ -1,4 +1,4 @@
-"""What every server has, as objects of the resource API: itself, freezes, tokens. Pure."""
+"""What every server has, as objects of the resource API: freezes, tokens, accounts, what was done. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from fleetplane.domains.fleetwide.servers import SERVERS, VIEW
 from fleetplane.fleet.people.account_kind import ACCOUNT, FAMILY, Account
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.acting import FREEZE as FREEZE_PERMISSION
@@ -43,7 +44,6 @@ from fleetplane.kernel.identity.tokens import TokenRecord
 from fleetplane.kernel.resources import AnyResource, Kind
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 
-VIEW = Permission("fleet.view")
 AUDIT = Permission("audit.read")
 AUDIT_CHANGES_SHOWN = 100
 
@@ -139,7 +139,7 @@ TOKEN: Kind[TokenSpecView, NoStatus] = Kind("operator-token", TokenSpecView, NoS
 
 
 class FleetwideParts(Protocol):
-    """What of the running domain is needed to tell servers and tokens."""
+    """What of the running domain is needed to tell tokens and what was done."""
 
     def token_records(self) -> Sequence[TokenRecord]: ...
 
@@ -147,8 +147,6 @@ class FleetwideParts(Protocol):
 
     @property
     def audit_length(self) -> int: ...
-
-    def server_facts(self) -> tuple[str, ServerSpecView, ServerStatusView]: ...
 
 
 def tokens(domain: FleetwideParts) -> Iterator[AnyResource]:
@@ -204,57 +202,6 @@ TOKENS = PublicResource(
     ),
     computed=tokens,
     observed=Observed(),
-)
-
-
-# Servers.
-
-
-class ServerSpecView(Shape, frozen=True):
-    domains: Sequence[str]
-
-
-class ServerStatusView(Shape, frozen=True):
-    version: str
-    revision: int
-    """The last that it has."""
-    started_at: str
-    writable: bool
-    """Whether it takes writes."""
-    watchers: int
-
-
-SERVER: Kind[ServerSpecView, ServerStatusView] = Kind("server", ServerSpecView, ServerStatusView)
-
-
-def servers(domain: FleetwideParts) -> Iterator[AnyResource]:
-    """The server that answers."""
-    name, spec, status = domain.server_facts()
-    yield made_up(SERVER, name, spec=spec, status=status)
-
-
-SERVERS = PublicResource(
-    name="server",
-    plural="servers",
-    summary="A server of this installation",
-    kind=SERVER,
-    spec=ServerSpecView,
-    status=ServerStatusView,
-    view=as_stored,
-    place=at_root,
-    permission=VIEW,
-    columns=(
-        Column(title="NAME", value=".metadata.name"),
-        Column(title="VERSION", value=".status.version"),
-        Column(title="WRITABLE", value=".status.writable"),
-        Column(title="REVISION", value=".status.revision", type="number"),
-        Column(title="STARTED", value=".status.startedAt", type="age"),
-        Column(title="DOMAINS", value=".spec.domains", wide=True),
-    ),
-    computed=servers,
-    observed=Observed(
-        matters=lambda made: (made.spec, made.status.version, made.status.started_at, made.status.writable)
-    ),
 )
 
 

@@ -19,8 +19,9 @@ import msgspec
 
 from fleetplane.domains.blueprint import Kernel
 from fleetplane.domains.fleetwide.audit_routes import AuditRoutes, Verification
-from fleetplane.domains.fleetwide.resources import AUDIT, VIEW
+from fleetplane.domains.fleetwide.resources import AUDIT
 from fleetplane.domains.fleetwide.rollout_routes import ROLL_OUT, RolloutRoutes
+from fleetplane.domains.fleetwide.servers import VIEW
 from fleetplane.fleet.explain import Explained, FleetExplanations, Readers
 from fleetplane.fleet.findings import ShownFinding, shown
 from fleetplane.fleet.freeze import FreezeSwitch

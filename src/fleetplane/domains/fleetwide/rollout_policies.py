@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from fleetplane.domains.fleetwide.resources import VIEW
 from fleetplane.domains.fleetwide.rollout_routes import ROLL_OUT
+from fleetplane.domains.fleetwide.servers import VIEW
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.declaration import (
     READING,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleetplane.domains.fleetwide.resources import VIEW
 from fleetplane.domains.fleetwide.rollout_routes import ROLL_OUT, VERBS, OrderBody
+from fleetplane.domains.fleetwide.servers import VIEW
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.declaration import (
     READING,

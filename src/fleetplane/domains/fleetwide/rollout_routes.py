@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from fleetplane.domains.fleetwide.resources import VIEW
+from fleetplane.domains.fleetwide.servers import VIEW
 from fleetplane.fleet.rollouts import views
 from fleetplane.fleet.rollouts.records import PolicySpec, Rollout
 from fleetplane.fleet.rollouts.rollouts import Rollouts, Start, Verb

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from prometheus_client.registry import Collector
@@ -15,12 +15,19 @@ from fleetplane.domains.fleetwide.audit_routes import Verification
 from fleetplane.domains.fleetwide.desired import WRITERS
 from fleetplane.domains.fleetwide.release_resources import AGENT_VERSIONS, RELEASES
 from fleetplane.domains.fleetwide.releases import FREEZABLE, ReleaseOptions, ReleaseSide
-from fleetplane.domains.fleetwide.resources import RESOURCES, ServerSpecView, ServerStatusView
+from fleetplane.domains.fleetwide.resources import RESOURCES
 from fleetplane.domains.fleetwide.rest import GRANTS, FleetRest
 from fleetplane.domains.fleetwide.rollout_policies import ROLLOUT_POLICIES
 from fleetplane.domains.fleetwide.rollout_policies import WRITERS as POLICY_WRITERS
 from fleetplane.domains.fleetwide.rollout_resources import ROLLOUTS
 from fleetplane.domains.fleetwide.rollout_service import RolloutService
+from fleetplane.domains.fleetwide.servers import (
+    Neighbours,
+    OwnFacts,
+    ServerSpecView,
+    ServerStatusView,
+    shown,
+)
 from fleetplane.domains.fleetwide.service import FleetService
 from fleetplane.fleet.explain import DomainExplainers, FleetExplanations
 from fleetplane.fleet.freeze import FreezeSwitch
@@ -42,7 +49,7 @@ from fleetplane.kernel.identity.bindings import Bindings
 from fleetplane.kernel.identity.tokens import TokenRecord
 from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.reconcile.metrics import ReconcileCollector
-from fleetplane.kernel.values.times import spelled
+from fleetplane.kernel.sessions.metrics import SessionCollector
 from fleetplane.rpc import Authentication, Authenticator, service_rows
 from fleetplane.sections.rollouts import RolloutSettings
 from fleetplane.web.console import console_mounts
@@ -80,8 +87,10 @@ class FleetwideDomain:
         releases: ReleaseOptions | None = None,
         gates: RolloutSettings | None = None,
         verify_audit: Verification | None = None,
+        beside: Neighbours | None = None,
     ) -> None:
-        """`running` are the domains of this server, each with what it declares.
+        """`running` are the domains of this server, each with what it declares; `beside` is how it knows of
+        other servers.
 
         Without `releases` their agents are not upgraded from here. `gates` is what gates of rollouts may ask
         outside of it; without `verify_audit` the audit log is not verified from elsewhere.
@@ -104,6 +113,10 @@ class FleetwideDomain:
             for role, grants in one.grants.items():
                 self._permissions.setdefault(str(role), set()).update(grant.permission for grant in grants)
         self._domains = tuple(one.name for one, _ in pairs)
+        self._beside = beside or Neighbours(name=socket.gethostname())
+        self._sessions = tuple(
+            found for _, domain in pairs for found in domain.collectors if isinstance(found, SessionCollector)
+        )
         self._started_at_ns = kernel.clock.now_ns()
         self.apis = ResourceApi(
             kernel,
@@ -188,19 +201,19 @@ class FleetwideDomain:
         await Bindings(self._kernel.store).forget(f"token/{name}", actor=actor)
         return True
 
-    def server_facts(self) -> tuple[str, ServerSpecView, ServerStatusView]:
+    def servers(self) -> Iterator[tuple[ServerSpecView, ServerStatusView]]:
+        """This server, and those that share its database."""
         found = self._kernel.store.statistics()
-        return (
-            socket.gethostname(),
-            ServerSpecView(domains=self._domains),
-            ServerStatusView(
-                version=self._version,
-                revision=found.revision,
-                started_at=spelled(self._started_at_ns),
-                writable=found.writable,
-                watchers=found.watchers,
-            ),
+        own = OwnFacts(
+            domains=self._domains,
+            version=self._version,
+            revision=found.revision,
+            started_at_ns=self._started_at_ns,
+            writable=found.writable,
+            watchers=found.watchers,
+            agents=sum(one.open for one in self._sessions),
         )
+        return shown(own, self._beside, self._kernel.clock.now_ns())
 
     @property
     def routes(self) -> Sequence[Mount]:
@@ -214,9 +227,20 @@ class FleetwideDomain:
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         pass
 
+    async def follow(self) -> None:
+        """Follow what watches tell, until cancelled; all that a server does that stands by."""
+        async with asyncio.TaskGroup() as following:
+            following.create_task(self.apis.follow())
+            following.create_task(self._look_beside())
+
+    async def _look_beside(self) -> None:
+        if (roster := self._beside.roster) is not None:
+            await roster.run(lambda: self.apis.watching.streams > 0)
+
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.apis.run(), name="fleetwide/apis")
+            tasks.create_task(self._look_beside(), name="fleetwide/servers")
             tasks.create_task(self.rest.run(), name="fleetwide/rest")
             tasks.create_task(self.rollouts.run(), name="fleetwide/rollouts")
             if self.releases is not None:

@@ -19,6 +19,11 @@ class SessionCollector(Collector):
         self._sessions = sessions
         self._domain = domain
 
+    @property
+    def open(self) -> int:
+        """How many are open now."""
+        return len(self._sessions)
+
     def collect(self) -> Iterator[Metric]:
         numbers = self._sessions.statistics()
         gauges = (

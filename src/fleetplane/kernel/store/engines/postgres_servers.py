@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, NoReturn
 
+import asyncpg
+import structlog
+
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.store.engines.postgres_line import connect, translated
 from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
+
+log = structlog.get_logger(__name__)
 
 _LIST = """
 SELECT s.id, s.boot, s.version, s.number, h.term, h.number AS head,
  CASE WHEN s.renewed_at > 'epoch' THEN extract(epoch FROM clock_timestamp() - s.renewed_at)::float8 END
   AS silent,
- (h.server = s.id AND h.boot = s.boot) AS writes
-FROM servers s, (SELECT * FROM groups ORDER BY number DESC LIMIT 1) h ORDER BY s.id
+ (h.server = s.id AND h.boot = s.boot) AS writes,
+ CASE WHEN s.number >= h.number THEN 0
+  ELSE greatest(0, extract(epoch FROM s.renewed_at) - n.at_ns / 1000000000.0)::float8 END AS lag
+FROM (SELECT * FROM groups ORDER BY number DESC LIMIT 1) h, servers s
+LEFT JOIN groups n ON n.number = s.number + 1 ORDER BY s.id
 """
+_SIZE = "SELECT pg_database_size(current_database())"
+_SETTINGS = {"statement_timeout": "10000"}
+"""In milliseconds."""
+WATCHED_SECONDS = 1.0
+"""Between two looks while somebody watches: as often as servers renew their seats."""
+IDLE_SECONDS = 5.0
+"""Between two looks while nobody does: how old the answer to a single question may be."""
+SIZE_SECONDS = 30.0
+"""Between two questions for the size of the database, for which PostgreSQL looks at every file of it."""
 
 
 class ServerState(StrEnum):
@@ -37,6 +58,9 @@ class SeenServer:
     """Since the last renewal, by the database's clock; None after it left."""
     lag_groups: int
     """How far behind it was at its last renewal; a second's worth of groups is no cause for concern."""
+    lag_seconds: float | None
+    """How long the first group that it had not applied then had been there; None if that is no longer kept,
+    or nobody can know because the server left."""
 
 
 def state(*, writes: bool, silent_seconds: float | None) -> ServerState:
@@ -48,15 +72,19 @@ def state(*, writes: bool, silent_seconds: float | None) -> ServerState:
 async def seen(url: str) -> Sequence[SeenServer]:
     """Every server that has ever used the database."""
     with translated():
-        connection = await connect(url, {"statement_timeout": "10000"})
+        connection = await connect(url, _SETTINGS)
         try:
-            rows = await connection.fetch(_LIST)
+            return await _listed(connection)
         finally:
             await connection.close()
+
+
+async def _listed(connection: Any) -> Sequence[SeenServer]:
     found: list[SeenServer] = []
-    for row in rows:
+    for row in await connection.fetch(_LIST):
         now = state(writes=row["writes"], silent_seconds=row["silent"])
         is_active = now is ServerState.ACTIVE
+        lag = None if row["silent"] is None else row["lag"]
         found.append(
             SeenServer(
                 name=row["id"],
@@ -66,6 +94,70 @@ async def seen(url: str) -> Sequence[SeenServer]:
                 term=row["term"] if is_active else 0,
                 silent_seconds=row["silent"],
                 lag_groups=0 if is_active else max(0, row["head"] - row["number"]),
+                lag_seconds=0.0 if is_active else lag,
             )
         )
     return found
+
+
+class ServerRoster:
+    """The servers of a database as they were a moment ago, asked for once for everybody who wants to know.
+
+    Its own connection: neither a slow answer nor a broken one holds up a write.
+    """
+
+    def __init__(self, url: str, clock: Clock) -> None:
+        self._url = url
+        self._clock = clock
+        self._connection: Any = None
+        self._sized = -SIZE_SECONDS
+        self._failed = False
+        self.servers: Sequence[SeenServer] = ()
+        self.size_bytes: int | None = None
+        """Of the database; None before it was asked."""
+        self.read_at = -IDLE_SECONDS
+        """When the servers were read last, by the monotonic clock."""
+
+    def __repr__(self) -> str:
+        return f"<ServerRoster servers={len(self.servers)}>"
+
+    @property
+    def age_seconds(self) -> float:
+        """How old the answer is."""
+        return self._clock.monotonic() - self.read_at
+
+    async def run(self, is_watched: Callable[[], bool]) -> NoReturn:
+        """Look again and again, until cancelled; what cannot be read stays as it was, and grows old."""
+        try:
+            while True:
+                await self._look()
+                for _ in range(round(IDLE_SECONDS / WATCHED_SECONDS)):
+                    await self._clock.sleep(WATCHED_SECONDS)
+                    if is_watched():
+                        break
+        finally:
+            self._drop()
+
+    async def _look(self) -> None:
+        try:
+            with translated():
+                if self._connection is None or self._connection.is_closed():
+                    self._connection = await connect(self._url, _SETTINGS)
+                asked = self._clock.monotonic()
+                self.servers = await _listed(self._connection)
+                self.read_at, self._failed = asked, False
+                if asked - self._sized >= SIZE_SECONDS:
+                    self.size_bytes = await self._connection.fetchval(_SIZE)
+                    self._sized = asked
+        except FleetplaneError as error:
+            if not self._failed:
+                log.warning("store.servers_not_read", error=error.message)
+            self._failed = True
+            self._drop()
+
+    def _drop(self) -> None:
+        """Close the socket without a word: whoever is cancelled has no time for one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(OSError, asyncpg.InterfaceError):
+                connection.terminate()

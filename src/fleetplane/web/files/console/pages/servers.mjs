@@ -1,10 +1,10 @@
 // Servers: who they are, what they run, and how far they are.
 
-import { answer, get } from "../api.mjs";
+import { answer } from "../api.mjs";
 import { h, put } from "../dom.mjs";
 import { itemsOf, since } from "../model.mjs";
 import { reread } from "../observed.mjs";
-import { copyParts, tableOf, words } from "../parts.mjs";
+import { copyParts, tableOf } from "../parts.mjs";
 
 /**
  * @typedef {import("../main.mjs").App} App
@@ -38,20 +38,79 @@ export const serverFigures = (text) => {
   };
 };
 
+const LAGS_SECONDS = 5; // Servers catch up every half second: who needs ten times as long has trouble.
+const RECENT_MS = 3_600_000; // A server that has been gone for longer will hardly be missed now.
+
+/** @param {any} status */
+const lags = (status) => status.state === "standby" && (status.lagSeconds === null ? status.lagGroups > 0 : status.lagSeconds > LAGS_SECONDS);
+
+/** @param {any} status @param {number} nowMs */
+const isMissed = (status, nowMs) => status.state === "gone" && status.silentSince !== null && nowMs - Date.parse(status.silentSince) < RECENT_MS;
+
+/**
+ * How old what is known of a server is: nothing to say while it is heard of all the time.
+ * @param {any} status
+ * @param {number} nowMs
+ */
+export const serverAge = (status, nowMs) => (status.fresh ? "now" : status.silentSince ? `${since(status.silentSince, nowMs)} ago` : "left");
+
+/** @param {any} status */
+export const serverLag = (status) => {
+  if (status.state === "gone") return "-";
+  if (!status.lagGroups) return "none";
+  return `${status.lagGroups} ${status.lagGroups === 1 ? "group" : "groups"}${status.lagSeconds === null ? "" : `, ${status.lagSeconds.toFixed(1)} s`}`;
+};
+
+/** @param {{engine: string, sizeBytes: number | null}} database */
+const databaseWords = ({ engine, sizeBytes }) => (sizeBytes === null ? engine : `${engine}, ${(sizeBytes / 1024 ** 2).toFixed(1)} MiB`);
+
+/**
+ * Whether something is wrong with the servers, in one sentence.
+ * @param {any[]} servers
+ * @param {number} nowMs
+ */
+export const serversWords = (servers, nowMs) => {
+  const here = servers.filter((one) => one.status.state !== "gone");
+  const missed = servers.filter((one) => isMissed(one.status, nowMs));
+  const lagging = servers.filter((one) => lags(one.status));
+  const silent = here.filter((one) => !one.status.fresh);
+  const mute = here.filter((one) => one.status.state === "active" && !one.status.writable);
+  const standing = here.filter((one) => one.status.state === "standby").length;
+  const wrong = [
+    ...mute.map((one) => `${one.metadata.name} does not write`),
+    ...(here.length === standing && servers.length ? ["no server is active"] : []),
+    ...missed.map((one) => `${one.metadata.name} is gone, and was last heard of ${serverAge(one.status, nowMs)}`),
+    ...silent.map((one) => `${one.metadata.name} was last heard of ${serverAge(one.status, nowMs)}`),
+    ...lagging.map((one) => `${one.metadata.name} lags by ${serverLag(one.status)}`),
+  ];
+  const stands = standing === 0 ? "" : standing === 1 ? ", one stands by" : `, ${standing} stand by`;
+  const count = `${here.length} ${here.length === 1 ? "server" : "servers"}${stands}`;
+  return `${count}; ${wrong.length ? wrong.join("; ") : standing ? "nobody lags" : "none needs attention"}.`;
+};
+
 /**
  * @param {App} app
  * @returns {Page}
  */
 export const serversPage = (app) => {
   const say = h("p", { class: "sentence" }, "Loading.");
+  /** @param {(status: any) => string} [tone] */
+  const quiet = (tone = () => "") => (/** @type {any} */ one) => (one.status.fresh ? tone(one.status) : isMissed(one.status, Date.now()) ? "bad" : "quiet");
+  const unknown = (/** @type {any} */ value) => (value === null ? "-" : String(value));
   const servers = tableOf("Servers", (/** @type {any} */ one) => one.metadata.name, [
-    { title: "Server", text: (one) => one.metadata.name },
-    { title: "Version", text: (one) => one.status.version },
-    { title: "Writes", text: (one) => (one.status.writable ? "yes" : "no"), tone: (one) => (one.status.writable ? "good" : "bad") },
-    { title: "Revision", text: (one) => String(one.status.revision) },
-    { title: "Watchers", text: (one) => String(one.status.watchers) },
-    { title: "Up for", text: (one) => since(one.status.startedAt, Date.now()) },
-    { title: "Fleets", text: (one) => one.spec.domains.join(", ") },
+    { title: "Server", text: (one) => `${one.metadata.name}${one.status.answers ? " (answers here)" : ""}`, tone: quiet() },
+    { title: "State", text: (one) => one.status.state, tone: quiet((status) => (status.state === "active" && !status.writable ? "bad" : "")) },
+    { title: "Heard of", text: (one) => serverAge(one.status, Date.now()), tone: quiet() },
+    { title: "Lag", text: (one) => serverLag(one.status), tone: quiet((status) => (lags(status) ? "bad" : "")) },
+    { title: "Version", text: (one) => one.status.version, tone: quiet() },
+    { title: "Agents", text: (one) => unknown(one.status.agents), tone: quiet() },
+    { title: "Writes", text: (one) => (one.status.writable ? "yes" : "no"), tone: quiet() },
+    { title: "Term", text: (one) => (one.status.term ? String(one.status.term) : "-"), tone: quiet() },
+    { title: "Boot", text: (one) => (one.status.boot ? String(one.status.boot) : "-"), tone: quiet() },
+    { title: "Revision", text: (one) => (one.status.answers ? app.world.revision || unknown(one.status.revision) : "-"), tone: quiet() },
+    { title: "Up for", text: (one) => (one.status.startedAt ? since(one.status.startedAt, Date.now()) : "-"), tone: quiet() },
+    { title: "Database", text: (one) => databaseWords(one.status.database), tone: quiet() },
+    { title: "Fleets", text: (one) => one.spec.domains.join(", ") || "-", tone: quiet() },
   ]);
   const agents = tableOf("Agents", (/** @type {{plural: string}} */ one) => one.plural, [
     { title: "Agents", text: (one) => one.plural },
@@ -74,7 +133,7 @@ export const serversPage = (app) => {
     { title: "Leases lost", text: (one) => String(one.lost), tone: (one) => (one.lost ? "waiting" : "") },
   ]);
   const database = h("dl", { class: "database" });
-  const others = h("p", null, "Servers that share a database, who writes and how far the others are behind, while no server answers, too: ", ...copyParts("fleetplane servers"));
+  const others = h("p", null, "The same from the database itself, while no server answers, too: ", ...copyParts("fleetplane servers"));
   const measured = reread(app, h("p", { class: "empty" }), async () => {
     const told = serverFigures(await (await answer("/metrics")).text());
     database.replaceChildren(...told.database.flatMap(([key, text]) => [h("dt", null, key), h("dd", null, text)]));
@@ -84,9 +143,6 @@ export const serversPage = (app) => {
   }, () => `${app.world.measured} ${app.world.revision}`);
   const node = h("section", null, h("h1", null, "Servers"), say, servers.node, others, h("h2", null, "Agents"), agents.node, sessions.node,
     h("h2", null, "Database"), database, h("h2", null, "Controllers and their leases"), controllers.node, measured.node);
-  /** @type {any[]} */
-  let known = [];
-  let seen = "";
 
   /** @param {string} plural */
   const states = (plural) => {
@@ -99,24 +155,11 @@ export const serversPage = (app) => {
     return [...counted].map(([state, count]) => `${count} ${state}`).join(", ");
   };
 
-  const load = async () => {
-    try {
-      known = (await get("/servers", { limit: "100" })).items;
-      const bad = known.filter((one) => !one.status.writable);
-      put(say, bad.length ? `${bad.length} of ${known.length} servers ${bad.length === 1 ? "does" : "do"} not write: ${bad[0].metadata.name}.` : `${known.length} ${known.length === 1 ? "server" : "servers"}; none needs attention.`);
-    } catch (error) {
-      if (!app.isRefused(error)) put(say, words(error));
-    }
-    update(Date.now());
-  };
-
   /** @param {number} nowMs */
   const update = (nowMs) => {
-    const mark = JSON.stringify([...itemsOf(app.world, "servers").values()].map((one) => one.cells));
-    if (mark !== seen) {
-      seen = mark;
-      load();
-    }
+    const known = [...itemsOf(app.world, "servers").values()].flatMap((one) => (one.value ? [one.value] : []))
+      .sort((one, other) => one.metadata.name.localeCompare(other.metadata.name));
+    if (known.length) put(say, serversWords(known, nowMs));
     servers.show(known);
     measured.update(nowMs);
     agents.show(["instances", "proxy-agents", "boards", "edge-nodes"].filter((plural) => app.kinds.some((kind) => kind.plural === plural)).map((plural) => ({ plural })));
