@@ -195,7 +195,7 @@ case ${1:-} in
     python) python_environment "$2" ;;
     product) product_environment "$2" ;;
     audit) empty_environment "$2"; install_pinned "$2" requirements-audit.txt; touch "$2" ;;
-    cluster) need_quiet pg_ctlcluster postgresql; need_quiet haproxy haproxy ;;
+    cluster) need_quiet pg_ctlcluster postgresql; need_quiet haproxy haproxy; need_quiet nats-server nats-server ;;
     test)
         need gcc gcc libc6-dev  # builds the stand-in NVML library that the real bindings are tested on
         need_quiet nginx nginx  # the proxy agent is tested on a real one
@@ -205,6 +205,7 @@ case ${1:-} in
         need_quiet sshd openssh-server  # boards are provisioned over a real one
         need_quiet pg_ctlcluster postgresql  # the store is tested on a real one
         need_quiet haproxy haproxy  # several servers are tried behind a real balancer
+        need_quiet nats-server nats-server  # their bell is tried on a real one
         need chromium chromium  # the live page is tested in a real browser
         client_generators       # clients are made of the OpenAPI documents, and compiled
         ;;

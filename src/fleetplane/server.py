@@ -32,6 +32,7 @@ from fleetplane.kernel.identity.revocation_lists import RevocationLists
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.private_directory import ensure_private
 from fleetplane.kernel.store import Store, StoreSettings, lineage
+from fleetplane.kernel.store.bells.metrics import BellCollector
 from fleetplane.kernel.store.history import HistoryBounds, HistoryKeeper
 from fleetplane.kernel.store.metrics import StoreCollector
 from fleetplane.kernel.store.space import Space
@@ -262,6 +263,7 @@ def _store_settings(settings: Settings, data_dir: Path, clock: Clock) -> StoreSe
         path=data_dir / "fleetplane.db",
         url=settings.store.url,
         server=settings.server_name,
+        bus=settings.bus.nats,
         ring_events=settings.store.ring_events,
         history_revisions=settings.store.history_revisions,
         group_limit=settings.store.group_limit,
@@ -354,6 +356,7 @@ def _collect(
     PlatformCollector(registry=registry)
     registry.register(calls.collector())
     registry.register(StoreCollector(store))
+    registry.register(BellCollector(store))
     registry.register(Merged(collector for domain in domains for collector in domain.collectors))
 
 

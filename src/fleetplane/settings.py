@@ -25,7 +25,8 @@ from fleetplane.domains import discovery
 from fleetplane.domains.declaration import load as load_reference
 from fleetplane.environment import PREFIX
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.base import Section, is_secret
+from fleetplane.sections.base import Section, is_secret, is_secret_file
+from fleetplane.sections.bus import BusSection
 from fleetplane.sections.listeners import ListenerSettings, ListenersSettings
 from fleetplane.sections.openid import OpenIDSettings
 from fleetplane.sections.process import (
@@ -41,6 +42,9 @@ from fleetplane.sections.process import (
 from fleetplane.sections.rollouts import RolloutSettings
 
 S = TypeVar("S", bound=Section)
+
+SECRET_FILE_BYTES = 4096
+"""An address with a password and several hosts is some hundreds."""
 
 CLIENT_VARIABLES = frozenset(
     {
@@ -65,6 +69,7 @@ class Settings(Section, frozen=True):
     log: LogSettings = LogSettings()
     shutdown: ShutdownSettings = ShutdownSettings()
     store: StoreSection = StoreSection()
+    bus: BusSection = BusSection()
     audit: AuditSection = AuditSection()
     telemetry: TelemetrySettings = TelemetrySettings()
     identity: IdentitySettings = IdentitySettings()
@@ -165,6 +170,7 @@ def load(
     )
     given = {key: value for key, value in (flags or {}).items() if value is not None}
     _overlay(merged, _from_flags(given), source="flags")
+    _overlay(merged, _from_secret_files(merged), source="files")
     try:
         return msgspec.convert(merged, schema(), strict=False)
     except msgspec.ValidationError as error:
@@ -208,6 +214,30 @@ def _from_file(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not TOML: {error}") from error
     return dict(_flatten(document))
+
+
+def _from_secret_files(merged: Mapping[str, Any]) -> dict[str, str]:
+    """What is in the files that settings such as `store.url_file` name."""
+    found = {}
+    given = dict(_flatten(merged))
+    for key, kind in known_keys():
+        if not is_secret_file(kind) or not (path := given.get(key)):
+            continue
+        held = key.removesuffix("_file")
+        if given.get(held):
+            raise SettingsError(f"{key}: {held} is given, too; give one of them")
+        try:
+            with Path(str(path)).open("rb") as file:
+                text = file.read(SECRET_FILE_BYTES + 1)
+        except OSError as error:
+            raise SettingsError(f"{key}: cannot read {path}: {error.strerror}") from error
+        try:
+            found[held] = text.decode().strip()
+        except UnicodeDecodeError as error:
+            raise SettingsError(f"{key}: {path} is not text") from error
+        if not found[held] or len(text) > SECRET_FILE_BYTES:
+            raise SettingsError(f"{key}: {path} is empty, or larger than {SECRET_FILE_BYTES} bytes")
+    return found
 
 
 def _flatten(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

@@ -26,6 +26,7 @@ from fleetplane.kernel.identity.authority import FLEET, WORKLOAD
 from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.store import Store
+from fleetplane.kernel.store.bells.metrics import BellCollector
 from fleetplane.kernel.store.metrics import StoreCollector
 from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS
 from fleetplane.kernel.store.servers.standby import Standby
@@ -94,6 +95,7 @@ class StandbyReads:
             gate = _Gate(standby, kernel.store)
             registry = CollectorRegistry()
             registry.register(StoreCollector(kernel.store))
+            registry.register(BellCollector(kernel.store))
             page = MetricsPage(
                 registry,
                 token=settings.metrics.token,

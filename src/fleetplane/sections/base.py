@@ -13,11 +13,24 @@ MARK = "kept off command lines"
 Secret = Annotated[str, msgspec.Meta(extra={MARK: True})]
 """A setting that must not stand on a command line, where every user of the machine can read it."""
 
+FILE = "names a file that holds a secret"
+SecretFile = Annotated[str, msgspec.Meta(extra={FILE: True})]
+"""The file that holds the setting of the same name without `_file`."""
+
+
+def is_secret_file(kind: Any) -> bool:
+    """Whether a setting's type is `SecretFile`."""
+    return _has(kind, FILE)
+
 
 def is_secret(kind: Any) -> bool:
     """Whether a setting's type is `Secret`."""
+    return _has(kind, MARK)
+
+
+def _has(kind: Any, mark: str) -> bool:
     return any(
-        isinstance(meta, msgspec.Meta) and (meta.extra or {}).get(MARK, False)
+        isinstance(meta, msgspec.Meta) and (meta.extra or {}).get(mark, False)
         for meta in getattr(kind, "__metadata__", ())
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fleetplane.kernel.errors import SettingsError
-from fleetplane.sections.base import Secret, Section, at_least, one_of
+from fleetplane.sections.base import Secret, SecretFile, Section, at_least, one_of
 
 
 class LogSettings(Section, frozen=True):
@@ -26,6 +26,8 @@ class ShutdownSettings(Section, frozen=True):
 class StoreSection(Section, frozen=True):
     url: Secret = ""
     """`postgresql://user:password@host/database`, shared by several servers; empty: a file in `data_dir`."""
+    url_file: SecretFile = ""
+    """A file that holds the address instead."""
     server: str = ""
     """The name of this one among them; empty: the machine's name and `data_dir`."""
     ring_events: int = 4096

@@ -14,6 +14,7 @@ from fleetplane.domains.fleetwide.servers import (
     servers,
     shown,
 )
+from fleetplane.kernel.store.bells.bus import BusKind, BusState
 from fleetplane.kernel.store.engines.postgres_servers import SeenServer, ServerState
 from fleetplane.kernel.values.times import NS, spelled
 
@@ -73,6 +74,8 @@ def test_the_answering_server_tells_of_itself_what_the_database_does_not_know() 
     assert (mine.id, mine.answers, mine.state, mine.revision, mine.agents) == ("one", True, "active", 7, 5)
     assert (mine.boot, mine.term, mine.fresh, mine.silent_since) == (4, 9, True, None)
     assert (mine.database.engine, mine.database.size_bytes) == ("postgresql", 1 << 20)
+    assert mine.bus is not None
+    assert (mine.bus.kind, mine.bus.connected, other.bus) == ("none", False, None)
     assert (other.id, other.answers, other.state, other.version) == ("two", False, "standby", "1")
     assert (other.revision, other.watchers, other.started_at, other.agents) == (None, None, None, 0)
     assert (other.lag_groups, other.lag_seconds, other.writable) == (3, 0.2, False)
@@ -136,3 +139,12 @@ def test_only_what_is_worth_telling_makes_a_server_another() -> None:
     ):
         assert mattering(ACTIVE, other) != before
     assert mattering(ACTIVE, STANDBY, own=replace(OWN, agents=6)) != before
+
+
+def test_a_bus_that_goes_away_is_told() -> None:
+    there = replace(OWN, bus=BusState(kind=BusKind.NATS, connected=True))
+    away = replace(OWN, bus=BusState(kind=BusKind.NATS, trouble="nats://x: refused"))
+    (before,), (after,) = (list(servers(Domain(ACTIVE, own=own))) for own in (there, away))  # type: ignore[arg-type]
+    assert matters(before) != matters(after)
+    assert after.status is not None
+    assert after.status.bus.trouble == "nats://x: refused"

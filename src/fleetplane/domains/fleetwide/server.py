@@ -50,6 +50,7 @@ from fleetplane.kernel.identity.tokens import TokenRecord
 from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.reconcile.metrics import ReconcileCollector
 from fleetplane.kernel.sessions.metrics import SessionCollector
+from fleetplane.kernel.store.bells.bus import NO_BUS
 from fleetplane.rpc import Authentication, Authenticator, service_rows
 from fleetplane.sections.rollouts import RolloutSettings
 from fleetplane.web.console import console_mounts
@@ -211,6 +212,7 @@ class FleetwideDomain:
             started_at_ns=self._started_at_ns,
             writable=found.writable,
             watchers=found.watchers,
+            bus=bell.state if (bell := self._kernel.store.bell) is not None else NO_BUS,
             agents=sum(one.open for one in self._sessions),
         )
         return shown(own, self._beside, self._kernel.clock.now_ns())

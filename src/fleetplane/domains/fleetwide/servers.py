@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from zlib import crc32
 
 from fleetplane.fleet.resources.common import as_stored, at_root, made_up
 from fleetplane.fleet.resources.declaration import Column, Observed, PublicResource, Shape
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.resources import AnyResource, Kind
+from fleetplane.kernel.store.bells.bus import NO_BUS, BusState
 from fleetplane.kernel.values.times import NS, spelled
 
 VIEW = Permission("fleet.view")
@@ -35,6 +36,14 @@ class DatabaseView(Shape, frozen=True):
     """`sqlite` or `postgresql`."""
     size_bytes: int | None
     """Null before it was asked for."""
+
+
+class BusView(Shape, frozen=True):
+    kind: Literal["none", "notify", "nats"]
+    """Over what servers that share a database tell each other of writes: nothing, PostgreSQL or NATS."""
+    connected: bool
+    trouble: str
+    """Why it is not connected; changes of other servers are seen later then, and nothing else suffers."""
 
 
 class ServerStatusView(Shape, frozen=True):
@@ -66,6 +75,7 @@ class ServerStatusView(Shape, frozen=True):
     lag_seconds: float | None
     """For how long the first of them had been there; null where that is not known."""
     database: DatabaseView
+    bus: BusView | None
 
 
 SERVER: Kind[ServerSpecView, ServerStatusView] = Kind("server", ServerSpecView, ServerStatusView)
@@ -138,6 +148,7 @@ class OwnFacts:
     writable: bool
     watchers: int
     agents: int
+    bus: BusState = NO_BUS
 
 
 def shown(
@@ -168,6 +179,7 @@ def shown(
             lag_groups=mine.lag_groups if mine is not None else 0,
             lag_seconds=mine.lag_seconds if mine is not None else 0.0,
             database=database,
+            bus=BusView(kind=own.bus.kind.value, connected=own.bus.connected, trouble=own.bus.trouble),
         ),
     )
     for one in others:
@@ -191,6 +203,7 @@ def shown(
                 lag_groups=one.lag_groups,
                 lag_seconds=one.lag_seconds,
                 database=database,
+                bus=None,
             ),
         )
 
@@ -230,6 +243,7 @@ def matters(made: Any) -> object:
         made.spec,
         (status.version, status.state, status.started_at, status.writable, status.agents),
         (status.boot, status.term, status.fresh, status.lag_groups.bit_length()),
+        status.bus is not None and status.bus.connected,
         (status.database.engine, status.database.size_bytes is None, size),
     )
 
@@ -256,6 +270,7 @@ SERVERS = PublicResource(
         Column(title="STARTED", value=".status.startedAt", type="age"),
         Column(title="TERM", value=".status.term", type="number", wide=True),
         Column(title="BOOT", value=".status.boot", type="number", wide=True),
+        Column(title="BUS", value=".status.bus.kind", wide=True),
         Column(title="DATABASE", value=".status.database.engine", wide=True),
         Column(title="DOMAINS", value=".spec.domains", wide=True),
     ),

@@ -27,6 +27,8 @@ class Applier:
         """Where memory stands."""
         self.secret_changed: Callable[[str], None] = _ignored
         """Told the name of each secret that another process has put or deleted."""
+        self.wrote: Callable[[int], None] = _unheard
+        """Told the number of each group that this process has written."""
 
     def __repr__(self) -> str:
         return f"<Applier number={self.mark.number} revision={self.mark.revision}>"
@@ -36,6 +38,7 @@ class Applier:
         self._check(group.after())
         group.apply()
         self._show(group.events, group.after())
+        self.wrote(self.mark.number)
 
     def foreign(self, logged: LoggedGroup, bodies: Mapping[Key, AnyResource]) -> None:
         """What another process wrote; `bodies` has what the log leaves out (`Kind.is_logged`)."""
@@ -94,4 +97,8 @@ class Applier:
 
 
 def _ignored(_name: str) -> None:
+    pass
+
+
+def _unheard(_number: int) -> None:
     pass

@@ -7,9 +7,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fleetplane.kernel.errors import SettingsError
+from fleetplane.kernel.store.bells.bus import NatsSettings
 from fleetplane.kernel.watch import WatchLimits
 
-UNBOUNDED = frozenset({"path", "url", "server", "first_revision", "evidence"})
+UNBOUNDED = frozenset({"path", "url", "server", "bus", "first_revision", "evidence"})
 """Settings that are no limits."""
 
 
@@ -27,6 +28,8 @@ class StoreSettings:
     """Of a PostgreSQL database that several servers share; this one's lock and mark still lie at the path."""
     server: str = ""
     """The name of this one among several."""
+    bus: NatsSettings | None = None
+    """Over which servers tell each other of writes; None: over the database."""
     ring_events: int = 4096
     """Recent events held in memory for all watchers together."""
     coalesce_after_events: int = 256

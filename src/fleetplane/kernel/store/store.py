@@ -39,6 +39,7 @@ from fleetplane.kernel.store.writer import Writer
 from fleetplane.kernel.watch import Event, EventType, Hub, Page, Watch
 
 if TYPE_CHECKING:
+    from fleetplane.kernel.store.bells.doorbell import Doorbell
     from fleetplane.kernel.store.servers.standby import Meanwhile
 
 R = TypeVar("R")
@@ -89,6 +90,8 @@ class Store:
         """Whether no other process can have the same database open."""
         self.shared = False
         """Whether other servers follow the same database, and may have shown what this one has not yet."""
+        self.bell: Doorbell | None = None
+        """What tells them of writes, and this one of theirs."""
 
     def __repr__(self) -> str:
         return f"<Store revision={self.revision} resources={len(self._view)}>"
@@ -192,7 +195,7 @@ class Store:
         """
         other = Store(self._engine, self._kinds, self._view, self._settings)
         other.lineage, other._audit_key, other.shared = self.lineage, self._audit_key, self.shared
-        other._hub, other._applier = self._hub, self._applier
+        other._hub, other._applier, other.bell = self._hub, self._applier, self.bell
         other._writer = self._writer.refusing()
         self._applier.secret_changed = other._note_secret
         return other

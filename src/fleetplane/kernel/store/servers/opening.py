@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import lineage
+from fleetplane.kernel.store.bells.bus import Bus
+from fleetplane.kernel.store.bells.notify import NotifyBus
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
 from fleetplane.kernel.store.servers.standby import Meanwhile, Standby
 from fleetplane.kernel.store.settings import StoreSettings, place
@@ -36,7 +38,13 @@ async def opened(
         is_new = await lineage.check_whole(engine, place(settings.url), recorded)
         key = audit_key(is_new) if audit_key is not None else b""
         standby = await Standby.load(
-            engine, settings, server=settings.server, kinds=kinds, clock=clock, audit_key=key
+            engine,
+            settings,
+            server=settings.server,
+            kinds=kinds,
+            clock=clock,
+            audit_key=key,
+            bus=_bus(settings),
         )
         async with lineage.kept(beside) as keeper:
             keeper.follow(standby.store._recorded)
@@ -44,3 +52,11 @@ async def opened(
                 yield store
     finally:
         await engine.close()
+
+
+def _bus(settings: StoreSettings) -> Bus:
+    if settings.bus is None:
+        return NotifyBus(settings.url)
+    from fleetplane.kernel.store.bells.nats_bus import NatsBus
+
+    return NatsBus(settings.bus)

@@ -10,6 +10,8 @@ from typing import Any
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.resources import AnyKind
+from fleetplane.kernel.store.bells.bus import Bus
+from fleetplane.kernel.store.bells.doorbell import Doorbell
 from fleetplane.kernel.store.servers.engine import SharedEngine
 from fleetplane.kernel.store.servers.follower import Follower
 from fleetplane.kernel.store.servers.read_index import ReadIndex
@@ -46,12 +48,18 @@ class Standby:
         kinds: Iterable[AnyKind],
         clock: Clock,
         audit_key: bytes = b"",
+        bus: Bus | None = None,
     ) -> Standby:
         kinds = list(kinds)
         boot = await engine.enlist(server)
         store = await Store.loaded(engine, settings, kinds=kinds, clock=clock, audit_key=audit_key)
         store.shared = True
         follower = Follower(engine, store._applier, {kind.name: kind for kind in kinds})
+        if bus is not None:
+            store.bell = Doorbell(
+                bus, store.lineage, clock, known=lambda: store._applier.mark.number, read=follower.catch_up
+            )
+            store._applier.wrote = store.bell.ring
         seat = Seat(engine, store._applier, follower, clock)
         return cls(store, seat, ReadIndex(engine, store._applier, follower, seat, clock), server, boot)
 
@@ -62,7 +70,7 @@ class Standby:
         The store's `writing()` raises when another server may have taken over. `meanwhile` runs while this
         server stands by, and has ended before it is active.
         """
-        async with contextlib.AsyncExitStack() as standing_by:
+        async with _ringing(self.store), contextlib.AsyncExitStack() as standing_by:
             if meanwhile is not None:
                 await standing_by.enter_async_context(_beside(meanwhile(self)))
             try:
@@ -78,9 +86,18 @@ class Standby:
 
 
 @asynccontextmanager
-async def _beside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def _ringing(store: Store) -> AsyncIterator[None]:
+    if store.bell is None:
+        yield
+        return
+    async with _beside(store.bell.run(), "bell"):
+        yield
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None], name: str = "standing-by") -> AsyncIterator[None]:
     """Do something from entry to exit."""
-    task = asyncio.create_task(work, name="standing-by")
+    task = asyncio.create_task(work, name=name)
     try:
         yield
     finally:

@@ -1,0 +1,1 @@
+"""Bells between servers that share a database: whoever wrote rings, the others read the log at once."""
