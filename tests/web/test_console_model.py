@@ -9,9 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 import fleetplane.web
+from fleetplane.cli.main import fleetplane as cli
 
 FILES = Path(fleetplane.web.__file__).parent / "files"
 TSC = Path(__file__).parents[2] / ".make" / "clients" / "node_modules" / ".bin" / "tsc"
@@ -21,6 +23,10 @@ MODULES = {
     "m": "model.mjs",
     "y": "yaml.mjs",
     "charts": "chart.mjs",
+    "completion": "completion.mjs",
+    "first": "first.mjs",
+    "refusals": "refusals.mjs",
+    "schema": "schema_form.mjs",
     "audit": "pages/audit.mjs",
     "history": "history.mjs",
     "hosts": "pages/host_editor.mjs",
@@ -198,6 +204,62 @@ def test_pages_say_what_traffic_programs_and_history_come_to() -> None:
             }
         ],
     ]
+
+
+def test_a_selector_is_completed_by_keys_by_what_may_follow_and_by_values() -> None:
+    assert results()["completed"] == [
+        ["env", "role", "tags", "zone"],
+        ["role"],
+        ["role=", "role!=", "role in (", "role notin ("],
+        ["role=db", "role=web"],
+        ["role!=web"],
+        ["env=test, tags"],
+        ["role in (web, db"],
+        ["!zone"],
+        [],
+        ["all"],
+        ["tags=a role"],
+    ]
+
+
+def test_fields_have_controls_by_their_schema_and_are_found_by_the_name_that_the_server_has() -> None:
+    found = results()
+    assert found["fieldNames"] == [
+        ["programs[1].command", "programs[1]", "programs", "command"],
+        ["name"],
+        ["master_node_id", "masterNodeId"],
+        [],
+        [],
+    ]
+    assert found["shapes"] == [
+        "text",
+        "integer?",
+        "lines",
+        "list",
+        "object",
+        "choice",
+        "pairs",
+        "json",
+        "json",
+        "boolean",
+    ]
+    assert (found["pairs"], found["noPair"]) == ({"A": "1", "B": " x=y"}, "“=x” is no KEY=VALUE")
+    assert found["stale"] == ["2026-01-01T00:00:00Z", "", "", ""]
+
+
+def test_empty_pages_name_commands_that_there_are() -> None:
+    commands = [text.split() for text in results()["firsts"] if text]
+    assert len(commands) >= 15
+    for program, *given in commands:
+        assert program == "fleetplane"
+        words = given
+        command: click.Command = cli
+        context = click.Context(cli, info_name=program)
+        while isinstance(command, click.Group):
+            name, found, words = command.resolve_command(context, words)
+            assert found is not None, name
+            context, command = click.Context(found, info_name=name, parent=context), found
+        command.make_parser(context).parse_args(args=list(words))  # raises for an option that is none
 
 
 def test_objects_are_shown_as_yaml_that_reads_back_the_same() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import json
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -115,11 +115,13 @@ class Tab:
 
 
 @asynccontextmanager
-async def tab(folder: Path, url: str) -> AsyncIterator[Tab]:
+async def tab(folder: Path, url: str, *, arguments: Sequence[str] = ()) -> AsyncIterator[Tab]:
+    """A browser with its own profile, and one tab of it; `arguments` are further ones of the browser."""
     assert CHROMIUM is not None
     browser = await asyncio.create_subprocess_exec(
         CHROMIUM,
         f"--user-data-dir={folder}",
+        *arguments,
         *ARGUMENTS,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,

@@ -110,4 +110,20 @@ results.groups = [{selector: {os: "linux", arch: "", tools: ["git"], labels: [],
   ].map((all) => servers.serversWords(all, nowMs));
   results.serverLags = [one("a", "standby", {lagGroups: 1, lagSeconds: null}), one("a", "gone")].map((all) => servers.serverLag(all.status));
 }
+{
+  const facts = completion.factsOf([{role: "web", env: "test"}, {role: "db", zone: ""}, {tags: ["a", "b"]}]);
+  const texts = (text, ...more) => completion.suggestions(text, facts, ...more).map((one) => one.insert);
+  results.completed = [texts(""), texts("ro"), texts("role"), texts("role="), texts("role!=w"), texts("env=test, ta"), texts("role in (web, d"), texts("!z"), texts("role=web"), texts("a", ["all", "@a"]), texts("tags=a ro", ["all"], ", ")];
+}
+results.fieldNames = ["objects[0].spec.programs[1].command", "objects[0].spec.name", "master_node_id", "spec", ""].map(refusals.fieldNames);
+{
+  const root = {$defs: {Part: {type: "object", properties: {a: {type: "string"}}}, State: {enum: ["on", "off"]}}};
+  const shapes = [{type: "string"}, {anyOf: [{type: "integer"}, {type: "null"}]}, {type: "array", items: {type: "string"}}, {type: "array", items: {$ref: "#/$defs/Part"}}, {$ref: "#/$defs/Part"}, {$ref: "#/$defs/State"},
+    {type: "object", additionalProperties: {type: "string"}}, {anyOf: [{type: "string"}, {type: "integer"}]}, {type: "object", additionalProperties: {}}, {type: "boolean"}];
+  results.shapes = shapes.map((one) => schema.shapeOf(root, one)).map(({type, nullable}) => type + (nullable ? "?" : ""));
+  results.pairs = schema.pairsOf("A=1\n\nB = x=y");
+  results.noPair = (() => { try { schema.pairsOf("=x"); return ""; } catch (error) { return error.message; } })();
+}
+results.firsts = ["access-lists", "accounts", "agent-versions", "boards", "certificates", "clusters", "edge-configs", "edge-groups", "edge-nodes", "freezes", "gpus", "groups", "instances", "pins", "providers", "releases", "rollout-policies", "rollouts", "runs", "tokens"].map(first.firstCommand);
+results.stale = [{status: {state: "offline", lastSeenAt: "2026-01-01T00:00:00Z"}}, {status: {state: "online", lastSeenAt: "2026-01-01T00:00:00Z"}}, {status: {state: "Unheard"}}, null].map(m.staleSince);
 process.stdout.write(JSON.stringify(results));

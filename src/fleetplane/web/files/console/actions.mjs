@@ -2,7 +2,9 @@
 
 import { Problem, address, objectPath, send } from "./api.mjs";
 import { by, copyButton, h, put } from "./dom.mjs";
-import { fieldsOf, hashOf, isDangerous, quoted } from "./model.mjs";
+import { fieldsOf, hashOf, isDangerous } from "./model.mjs";
+import { curl } from "./parts.mjs";
+import { clearRefusals, refuseAt } from "./refusals.mjs";
 
 /**
  * @typedef {import("./main.mjs").App} App
@@ -33,7 +35,7 @@ export const actionButtons = (app, kind, name, scope) =>
  * @param {string} name
  * @param {string} scope
  */
-const openAction = (app, kind, action, name, scope) => {
+export const openAction = (app, kind, action, name, scope) => {
   const fields = fieldsOf(action.body).map((field) => ({ field, ...control(field) }));
   const url = address(`${objectPath(kind.plural, name)}/actions/${action.name}`, { scope: scope === "/" ? "" : scope });
   const typed = /** @type {HTMLInputElement} */ (h("input", { autocomplete: "off", spellcheck: "false", name: "confirmation" }));
@@ -52,13 +54,14 @@ const openAction = (app, kind, action, name, scope) => {
     isDangerous(action) ? h("label", null, `To go on, write its name: ${name}`, typed) : null,
     outcome,
     h("p", { class: "tools" }, submit, h("button", { type: "button", onclick: () => by("dialog").close() }, "Close"),
-      copyButton("Copy as command", () => command(url, action.body ? body() : null))));
+      copyButton("Copy as command", () => curl("POST", url, action.body ? body() : undefined))));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     if (!action.may || submit.disabled) return;
     if (isDangerous(action) && typed.value.trim() !== name) return put(outcome, `Write ${name} to go on; nothing was done.`);
     submit.disabled = true;
     put(outcome, "Asking the server.");
+    clearRefusals(form);
     try {
       const told = await send(url, "POST", action.body ? body() : undefined);
       outcome.replaceChildren(told.begun
@@ -67,9 +70,8 @@ const openAction = (app, kind, action, name, scope) => {
     } catch (error) {
       submit.disabled = false;
       if (app.isRefused(error)) return;
-      const field = error instanceof Problem ? fields.find((one) => one.field.name === error.field) : undefined;
       outcome.replaceChildren(h("p", { class: "error" }, error instanceof Problem ? error.line : String(error)));
-      field?.node.querySelector("input, textarea")?.setAttribute("aria-invalid", "true");
+      if (error instanceof Problem) refuseAt(form, error);
     }
   });
   by("dialog").replaceChildren(form);
@@ -104,11 +106,3 @@ const control = (field) => {
 
 /** @param {Field} field */
 const help = (field) => (field.help ? h("small", null, field.help) : null);
-
-/**
- * @param {string} url
- * @param {any} body
- */
-const command = (url, body) =>
-  `curl -X POST -H "Authorization: Bearer $FLEETPLANE_TOKEN"${
-    body ? ` -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(body))}` : ""} ${quoted(location.origin + url)}`;

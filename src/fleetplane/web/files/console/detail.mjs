@@ -2,10 +2,11 @@
 
 import { actionButtons } from "./actions.mjs";
 import { Problem, get, objectPath } from "./api.mjs";
-import { copyButton, h, put } from "./dom.mjs";
+import { ago, copyButton, h, mark, put } from "./dom.mjs";
 import { specEditor } from "./editor.mjs";
 import { audited, momentList, ownMoments } from "./history.mjs";
-import { hashOf, itemsOf, leaves, quoted, related, since, titleOf, trouble } from "./model.mjs";
+import { hashOf, itemsOf, leaves, quoted, related, since, staleSince, titleOf, trouble } from "./model.mjs";
+import { writingButtons } from "./object_form.mjs";
 import { MEASURED, objectLog } from "./observed.mjs";
 import { words } from "./parts.mjs";
 import { yaml } from "./yaml.mjs";
@@ -33,14 +34,15 @@ export const detailPage = (app, kind, name, query) => {
     ...(has("explain") ? ["explain"] : []), ...(has("put") ? ["edit"] : []), "yaml"];
   const tab = tabs.includes(query.tab) ? query.tab : "overview";
   const say = h("p", { class: "sentence" });
+  const why = whyPart(app);
   const body = h("div", { class: "tab" });
   const node = h("section", { class: "detail" },
     h("p", { class: "crumbs" }, h("a", { href: hashOf(kind.plural) }, titleOf(kind.plural)), ` in ${scope}`),
-    h("h1", null, name), say,
+    h("h1", null, name), say, why.node,
     h("nav", { class: "tabs", "aria-label": "Parts" }, tabs.map((one) =>
       h("a", { href: hashOf(kind.plural, name, { ...query, tab: one === "overview" ? "" : one }), "aria-current": one === tab ? "page" : null },
         one === "yaml" ? "YAML" : one[0].toUpperCase() + one.slice(1)))),
-    h("p", { class: "tools" }, actionButtons(app, kind, name, scope), copyButton("Copy as command", () => command(kind, name, scope))),
+    h("p", { class: "tools" }, actionButtons(app, kind, name, scope), writingButtons(app, kind, () => value), copyButton("Copy as command", () => command(kind, name, scope))),
     body);
   /** @type {Value | null} */
   let value = null;
@@ -76,12 +78,16 @@ export const detailPage = (app, kind, name, query) => {
       if (!gone) put(say, "Loading.");
       return;
     }
-    put(say, gone ? `${name} is gone; this is how it was.` : (found && trouble(kind, found)) || `As it should be, as far as is known.`);
+    const wrong = found ? trouble(kind, found) : "";
+    const old = staleSince(value);
+    put(say, gone ? `${name} is gone; this is how it was.` : `${wrong || "As it should be, as far as is known"}${old ? `; nothing was heard for ${since(old, nowMs)}, what is shown is as of then` : ""}.`);
+    why.show(!gone && wrong && tab !== "explain" ? { plural: kind.plural, name, scope } : null);
+    body.classList.toggle("stale", Boolean(old) || gone);
     if (live) return live.update(nowMs);
-    const version = JSON.stringify([value, gone, tab === "related" ? relations().length : 0, tab === "overview" ? Math.floor(nowMs / 1000) : 0]);
+    const version = JSON.stringify([value, gone, tab === "related" ? relations().length : 0]);
     if (version === drawn) return;
     drawn = version;
-    if (tab === "overview") body.replaceChildren(...overview(value, nowMs));
+    if (tab === "overview") body.replaceChildren(...overview(value));
     else if (tab === "related") body.replaceChildren(relatedList());
     else if (tab === "yaml") body.replaceChildren(h("pre", { tabindex: "0", "aria-label": "YAML" }, yaml(value)));
     else if (tab === "explain") {
@@ -144,13 +150,12 @@ export const detailPage = (app, kind, name, query) => {
 
 /**
  * @param {Value} value
- * @param {number} nowMs
  */
-const overview = (value, nowMs) => {
+const overview = (value) => {
   const { metadata, conditions, spec, status } = value;
   const labels = Object.entries(metadata.labels);
   const parts = [section("Object", [
-    ["scope", metadata.scope], ["age", since(metadata.createdAt, nowMs)], ["created", metadata.createdAt],
+    ["scope", metadata.scope], ["age", ago(metadata.createdAt)], ["created", metadata.createdAt],
     ["revision", String(metadata.revision)], ["generation", String(metadata.generation)],
     ...(labels.length ? [["labels", labels.map(([key, one]) => `${key}=${one}`).join(", ")]] : []),
   ])];
@@ -158,7 +163,7 @@ const overview = (value, nowMs) => {
     parts.unshift(h("h2", null, "Conditions"), h("ul", { class: "conditions" }, conditions.map((one) =>
       h("li", { "data-tone": one.status === "False" ? "bad" : one.status === "True" ? "good" : "waiting" },
         h("strong", null, `${one.type} ${one.status}`), one.reason ? ` ${one.reason}` : "", one.message ? `: ${one.message}` : "",
-        h("small", null, `${one.changedAt ? ` since ${since(one.changedAt, nowMs)}` : ""}${one.observedBy ? `, says ${one.observedBy}` : ""}`)))));
+        h("small", null, ...(one.changedAt ? [" for ", ago(one.changedAt)] : []), one.observedBy ? `, says ${one.observedBy}` : "")))));
   if (status) parts.push(section("Status", leaves(status)));
   parts.push(section("Specification", leaves(spec)));
   return parts;
@@ -166,7 +171,7 @@ const overview = (value, nowMs) => {
 
 /**
  * @param {string} title
- * @param {string[][]} pairs
+ * @param {(string | Node)[][]} pairs
  */
 const section = (title, pairs) =>
   h("section", null, h("h2", null, title),
@@ -211,6 +216,31 @@ const historyInto = (app, node, kind, value) => {
   };
   update(Date.now());
   return { update, stop: () => {} };
+};
+
+/**
+ * A button that asks why something is as it is, and the answer, beside a sentence; `show` is told of whom, or of nobody.
+ * @param {App} app
+ */
+export const whyPart = (app) => {
+  const answer = h("div", { class: "answer" });
+  /** @type {{plural: string, name: string, scope: string} | null} */
+  let about = null;
+  const ask = h("button", { type: "button", class: "why", onclick: () => {
+    const kind = app.kinds.find((one) => one.plural === about?.plural);
+    if (kind && about) explainInto(answer, kind, about.name, about.scope, app);
+  } }, "why?");
+  const node = h("div", { class: "why-part", hidden: true }, ask, answer);
+  /** @param {{plural: string, name: string, scope: string} | null | undefined} item */
+  const show = (item) => {
+    const kind = app.kinds.find((one) => one.plural === item?.plural);
+    const next = kind?.verbs.includes("explain") ? item ?? null : null;
+    if (next?.name !== about?.name || next?.scope !== about?.scope) answer.replaceChildren();
+    about = next;
+    node.hidden = !next;
+    if (next) mark(ask, "aria-label", `Why is ${next.name} as it is?`);
+  };
+  return { node, show };
 };
 
 /**

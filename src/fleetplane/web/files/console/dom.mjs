@@ -59,6 +59,22 @@ export const mark = (node, name, value) => {
 export const by = (id) => document.getElementById(id);
 
 /**
+ * A moment as its age, which `refreshAges` keeps up to date; the moment itself on hover.
+ * @param {string | null | undefined} at
+ * @param {string} [after] such as ` ago`
+ */
+export const ago = (at, after = "") => h("time", { datetime: at || null, title: at || null, "data-after": after });
+
+/**
+ * @param {ParentNode} root
+ * @param {(at: string) => string} text
+ */
+export const refreshAges = (root, text) => {
+  for (const one of /** @type {NodeListOf<HTMLTimeElement>} */ (root.querySelectorAll("time[data-after]")))
+    put(one, one.dateTime ? `${text(one.dateTime)}${one.dataset.after}` : "");
+};
+
+/**
  * A button that copies a text, and tells that it did.
  * @param {string} label
  * @param {() => string} text

@@ -1,7 +1,7 @@
 // What happened to an object: its entries of the audit log, and the moments that the object itself tells.
 
 import { get, listed } from "./api.mjs";
-import { h } from "./dom.mjs";
+import { ago, h } from "./dom.mjs";
 import { since } from "./model.mjs";
 
 /**
@@ -95,4 +95,4 @@ export const ownMoments = (value) => {
  */
 export const momentList = (moments, nowMs) =>
   h("ol", { class: "recent" }, [...moments].sort((one, other) => (one[0] < other[0] ? 1 : -1)).map(([at, text]) =>
-    h("li", null, h("time", { datetime: at, title: at }, `${since(at, nowMs)} ago`), ` ${text}`)));
+    h("li", null, ago(at, " ago"), ` ${text}`)));

@@ -1,14 +1,24 @@
 // The list of one kind: a filter in the address, and rows that change in place. Only rows in view are elements.
 
+import { completing } from "./combobox.mjs";
+import { factsOf, suggestions } from "./completion.mjs";
+import { isDense } from "./density.mjs";
 import { copyButton, h, mark, put } from "./dom.mjs";
+import { firstCommand } from "./first.mjs";
+import { openObjectForm } from "./object_form.mjs";
+import { copyParts } from "./parts.mjs";
 import { saveFilter, savedFilters } from "./saved.mjs";
-import { MARK_MS, cellText, hashOf, hashOfItem, itemsOf, quoted, selected, sentence, titleOf, tone } from "./model.mjs";
+import { MARK_MS, cellText, hashOf, hashOfItem, itemsOf, quoted, selected, sentence, since, staleSince, titleOf, tone } from "./model.mjs";
 
 const AROUND = 8; // Rows above and below what is seen.
 const SELECT_MS = 200; // Which rows there are is found out at most as often.
 const WIDTH_ROWS = 200; // Rows that decide on the width of columns.
 const COLUMN_CHARACTERS = 40;
+const STATES = new Set(["STATE", "HEALTH"]);
 const PHONE = matchMedia("(max-width: 640px)");
+
+/** Of a row, as the styles have it. */
+const rowHeight = () => (PHONE.matches ? 56 : isDense() ? 24 : 32);
 
 /**
  * @typedef {import("./main.mjs").App} App
@@ -48,6 +58,8 @@ export const listPage = (app, kind, query, source = ofKind(app, kind)) => {
   const error = h("p", { class: "error", role: "alert" });
   const search = input("search", "q", "Filter", "words of any column");
   const labels = input("search", "labels", "Labels", "role=web,env!=test");
+  completing(/** @type {HTMLInputElement} */ (labels.querySelector("input")), (text) =>
+    suggestions(text, factsOf([...source.items().values()].map((one) => one.value?.metadata.labels ?? {}))));
   const saved = h("ul", { class: "saved", "aria-label": "Saved filters" });
   const choices = source.choices.map((title) => {
     const key = title.toLowerCase();
@@ -62,12 +74,15 @@ export const listPage = (app, kind, query, source = ofKind(app, kind)) => {
   const table = h("div", { role: "table", class: "table", tabindex: "0", "aria-label": titleOf(kind.plural) },
     h("div", { role: "rowgroup", class: "heads" }, head), space);
   const empty = h("p", { class: "empty", hidden: true });
+  const mayMake = kind.may.includes("put");
+  const make = !kind.verbs.includes("put") || !kind.schema ? null : h("button", { type: "button", class: "new", "aria-disabled": mayMake ? null : "true", title: mayMake ? null : app.reason(),
+    onclick: () => { if (mayMake) openObjectForm(app, kind, null, { scope: filter.scope }); } }, `New ${kind.name.replaceAll("-", " ")}`);
   const node = h("section", { class: "list" },
     h("h1", null, titleOf(kind.plural)), say,
     h("div", { class: "filters" }, search, app.isWatched(kind) ? labels : null, attention, wide,
       choices.map(({ node: one }) => one),
       copyButton("Copy as command", () => source.command(filter)),
-      h("button", { type: "button", onclick: () => saveFilter(address(), showSaved) }, "Save filter")),
+      h("button", { type: "button", onclick: () => saveFilter(address(), showSaved) }, "Save filter"), make),
     saved, error, table, empty);
   const showSaved = () => saved.replaceChildren(...savedFilters(showSaved));
   showSaved();
@@ -178,12 +193,12 @@ export const listPage = (app, kind, query, source = ofKind(app, kind)) => {
   const update = (nowMs) => {
     if (nowMs - selectedMs >= SELECT_MS) select(false);
     put(say, source.isLoaded() ? sentence(kind, shown) + (app.world.more.has(kind.plural) ? " There are more: the command line shows them all." : "") : "Loading.");
-    const height = PHONE.matches ? 56 : 32;
+    const height = rowHeight();
     space.style.height = `${shown.length * height}px`;
     mark(table, "aria-rowcount", String(shown.length + 1));
     empty.hidden = shown.length > 0 || !source.isLoaded();
     table.hidden = !shown.length;
-    if (!shown.length) put(empty, emptyWords(kind, Object.keys(filter).length > 0));
+    if (!shown.length && !empty.hidden) showEmpty();
     const first = Math.max(0, Math.floor((table.scrollTop - height) / height) - AROUND);
     const last = Math.min(shown.length, Math.ceil((table.scrollTop + table.clientHeight) / height) + AROUND);
     const inView = new Set();
@@ -202,6 +217,15 @@ export const listPage = (app, kind, query, source = ofKind(app, kind)) => {
         row.remove();
         rows.delete(uid);
       }
+  };
+
+  const showEmpty = () => {
+    const isFiltered = Object.keys(filter).length > 0;
+    const words = isFiltered ? "Nothing fits the filter." : `${kind.summary}. There is none yet, or none that you may see.`;
+    if (empty.dataset.words === words) return;
+    empty.dataset.words = words;
+    const command = isFiltered ? "" : firstCommand(kind.plural);
+    empty.replaceChildren(words, ...(command ? [" To get the first: ", ...copyParts(`${command}${command.startsWith("fleetplane agent") ? "" : ` --server ${location.origin}`}`)] : []));
   };
 
   /** @param {Item} item */
@@ -224,11 +248,13 @@ export const listPage = (app, kind, query, source = ofKind(app, kind)) => {
     mark(row, "data-name", item.name);
     row.classList.toggle("changed", nowMs - item.changedMs < MARK_MS);
     row.classList.toggle("chosen", place === chosen);
+    const at = staleSince(item.value);
+    row.classList.toggle("stale", at !== "");
     const cells = row.querySelectorAll("[role=cell]");
     columns.forEach(({ column, place: of }, number) => {
       const cell = item.cells[of];
       const text = cellText(column, cell, nowMs);
-      if (number) put(cells[number], text);
+      if (number) put(cells[number], at && STATES.has(column.title) && text ? `${text}, as of ${since(at, nowMs)} ago` : text);
       else {
         const link = /** @type {Element} */ (cells[0].firstElementChild);
         put(link, text || item.name);
@@ -247,7 +273,7 @@ export const listPage = (app, kind, query, source = ofKind(app, kind)) => {
   const move = (by) => {
     if (!shown.length) return;
     chosen = Math.max(0, Math.min(shown.length - 1, chosen + by));
-    const height = PHONE.matches ? 56 : 32;
+    const height = rowHeight();
     const top = chosen * height;
     if (top < table.scrollTop) table.scrollTop = top;
     else if (top + 2 * height > table.scrollTop + table.clientHeight) table.scrollTop = top + 2 * height - table.clientHeight;
@@ -295,13 +321,6 @@ const kept = (before, after) => {
   for (const item of known) still.delete(item.uid);
   return [...known, ...still.values()];
 };
-
-/**
- * @param {Kind} kind
- * @param {boolean} filtered
- */
-const emptyWords = (kind, filtered) =>
-  filtered ? "Nothing fits the filter." : `${kind.summary}. There is none yet, or none that you may see.`;
 
 /**
  * @param {App} app

@@ -3,10 +3,12 @@
 import { Problem, get, session } from "./api.mjs";
 import { detailPage } from "./detail.mjs";
 import { openFind, openHelp } from "./dialogs.mjs";
-import { by, h, mark, put } from "./dom.mjs";
+import { restoreDensity, isDense, toggleDensity } from "./density.mjs";
+import { by, h, mark, put, refreshAges } from "./dom.mjs";
 import { follow } from "./following.mjs";
+import { pageKey } from "./keys.mjs";
 import { listPage } from "./list.mjs";
-import { itemsOf, nothing, placeOf, replaceComputed, titleOf, trouble } from "./model.mjs";
+import { itemsOf, nothing, placeOf, replaceComputed, since, titleOf, trouble } from "./model.mjs";
 import { overviewPage } from "./overview.mjs";
 import { offerProvider } from "./providers.mjs";
 import { PAGES } from "./pages.mjs";
@@ -38,6 +40,9 @@ const asked = new Map();
 /** @type {Set<string>} */
 const loaded = new Set();
 let held = "";
+let liveMs = 0; // when what is shown was last known to be so
+/** @type {{caller: string, form: Element[]} | null} what was being written when the session ended, for the same person */
+let unfinished = null;
 
 /** @type {App} */
 const app = {
@@ -66,6 +71,9 @@ const app = {
 
 /** @param {string} why */
 const signOut = (why) => {
+  const caller = by("caller").textContent;
+  if (by("dialog").open && caller) unfinished = { caller, form: [...by("dialog").children] };
+  by("dialog").replaceChildren();
   running?.abort();
   running = null;
   page?.close();
@@ -88,7 +96,7 @@ const signOut = (why) => {
 /** @param {boolean} inside */
 const frame = (inside) => {
   by("sign-in").hidden = inside;
-  for (const id of ["body", "menu", "find", "sign-out"]) by(id).hidden = !inside;
+  for (const id of ["body", "menu", "find", "density", "sign-out"]) by(id).hidden = !inside;
   if (!inside) by("banner").hidden = true;
 };
 
@@ -116,6 +124,11 @@ const signIn = async (opening = session.resume) => {
   frame(true);
   for (const kind of app.kinds) if (!app.isWatched(kind)) loadComputed(kind);
   route();
+  if (unfinished?.caller === by("caller").textContent) {
+    by("dialog").replaceChildren(...(unfinished?.form ?? []));
+    by("dialog").showModal();
+  }
+  unfinished = null;
   follow(app.world, stop.signal, { changed, state: tell, refused: (problem) => signOut(problem.line) });
 };
 
@@ -128,10 +141,12 @@ const signIn = async (opening = session.resume) => {
 const tell = (word, why = "") => {
   const status = by("status");
   mark(status, "data-state", word);
+  mark(document.body, "data-state", word || null);
+  if (word === "live") liveMs = Date.now();
   put(status, word === "live" ? "live" : word === "cut" ? "not connected" : word);
   const banner = by("banner");
   banner.hidden = word !== "cut";
-  if (word === "cut") put(banner, `Not connected: ${why}. What is shown may be old; this goes on by itself when the server answers.`);
+  if (word === "cut") put(banner, `Not connected: ${why}. What is shown is as of ${new Date(liveMs || Date.now()).toLocaleTimeString()} and may be old; this goes on by itself when the server answers.`);
   else if (word === "live" && !banner.hidden) put(banner, "");
 };
 
@@ -154,6 +169,7 @@ const show = () => {
   if (!running) return;
   const nowMs = Date.now();
   page?.update(nowMs);
+  refreshAges(by("content"), (at) => since(at, nowMs));
   if (nowMs - navMs >= NAV_MS) {
     navMs = nowMs;
     showKinds();
@@ -290,7 +306,7 @@ addEventListener("keydown", (event) => {
   }
   if (event.key === "Enter" && target.matches("a, button")) return;
   if (event.key === "?") openHelp();
-  else if (!page?.key(event.key)) return;
+  else if (!page?.key(event.key) && !pageKey(by("content"), event.key, () => app.go("#/"))) return;
   event.preventDefault();
 });
 
@@ -311,9 +327,18 @@ signsIn("by-token", ["token"], (token) => session.byToken(token.trim()));
 offerProvider(by("providers"), () => `/ui/${location.hash}`);
 by("sign-out").addEventListener("click", async () => {
   // The form is there only when the server has answered: its answer takes the cookie away, which may be another's by then.
+  by("dialog").close(); // what is being written is not kept for the next one
   const why = await session.end().then(() => "", () => "the server was not reached: the session may still be open");
   signOut(why);
 });
+const showDensity = () => {
+  put(by("density"), isDense() ? "Roomy" : "Dense");
+  mark(by("density"), "aria-label", isDense() ? "Roomy rows" : "Dense rows");
+};
+restoreDensity();
+showDensity();
+addEventListener("resize", () => { showDensity(); later(); });
+by("density").addEventListener("click", toggleDensity);
 by("find").addEventListener("click", () => openFind(app));
 by("skip").addEventListener("click", (/** @type {Event} */ event) => { event.preventDefault(); by("content").focus(); });
 by("menu").addEventListener("click", () => {

@@ -12,7 +12,7 @@ const HISTORY = new Set(["runs", "events"]); // What is over needs nobody.
  * @typedef {{name: string, summary: string, takesTime: boolean, body: any, may: boolean}} Action
  * @typedef {{name: string, type: "text" | "integer" | "number" | "boolean" | "words" | "json", required: boolean, help: string, initial: any}} Field
  * @typedef {{name: string, plural: string, shortNames: string[], summary: string, domains: string[], columns: Column[],
- *   verbs: string[], grows?: boolean, may: string[], scopes: string[], actions: Action[], relates: {resource: string, path: string}[], search: string[]}} Kind
+ *   verbs: string[], grows?: boolean, may: string[], scopes: string[], actions: Action[], relates: {resource: string, path: string}[], search: string[], schema?: any}} Kind
  * @typedef {{kind: string, metadata: {name: string, scope: string, uid: string, labels: Record<string, string>,
  *   revision: number, generation: number, createdAt: string}, spec: any, status: any, conditions: any[]}} Value
  * @typedef {{uid: string, plural: string, name: string, scope: string, cells: any[], value: Value | null,
@@ -194,6 +194,21 @@ export const since = (moment, nowMs) => {
   const at = Date.parse(moment);
   if (!Number.isFinite(at)) return moment;
   return at > nowMs + 1000 ? `in ${age(new Date(nowMs).toISOString(), at)}` : age(moment, nowMs);
+};
+
+// What was last heard of somebody who is silent now is old.
+const SILENT = new Set(["disconnected", "not_ready", "offline", "silent", "stale", "unheard", "unknown"]);
+
+/**
+ * When what is shown of an object was observed, if that may not be so any more; else nothing.
+ * @param {Value | null | undefined} value
+ * @returns {string}
+ */
+export const staleSince = (value) => {
+  const { state, health, lastSeenAt, lastHeartbeatAt, heardAt, observedAt } = value?.status ?? {};
+  if (!SILENT.has(String(state ?? "").toLowerCase()) && !SILENT.has(String(health ?? "").toLowerCase())) return "";
+  const at = lastSeenAt ?? lastHeartbeatAt ?? heardAt ?? observedAt ?? "";
+  return Date.parse(at) > 0 ? at : "";
 };
 
 // Filters.

@@ -1,7 +1,7 @@
 // The first page: every fleet at a glance, what needs somebody and why, and what happens.
 
 import { explainInto } from "./detail.mjs";
-import { h, mark, put } from "./dom.mjs";
+import { ago, h, mark, put } from "./dom.mjs";
 import { fill } from "./parts.mjs";
 import { hashOf, hashOfItem, itemsOf, since, titleOf, trouble } from "./model.mjs";
 
@@ -37,11 +37,12 @@ export const overviewPage = (app) => {
   const counts = h("ul", { class: "counts" });
   const attention = h("ul", { class: "attention" });
   const recent = h("ol", { class: "recent" });
+  const none = h("p", { class: "empty" }, "Nothing since this page was opened.");
   const today = h("ol", { class: "recent today" });
   const todaySay = h("p", { class: "empty" });
   const pages = h("p", { class: "pages" });
   const node = h("section", { class: "overview" }, h("h1", null, "Overview"), say,
-    h("h2", null, "Fleets"), counts, h("h2", null, "Needs attention"), attention, h("h2", null, "What happens"), recent, h("h2", null, "What people changed today"), todaySay, today, pages);
+    h("h2", null, "Fleets"), counts, h("h2", null, "Needs attention"), attention, h("h2", null, "What happens"), none, recent, h("h2", null, "What people changed today"), todaySay, today, pages);
   let countedMs = 0;
   app.otherPages().then((found) => {
     pages.replaceChildren(...found.flatMap((path, number) => [number ? ", " : "Other pages: ", h("a", { href: path }, path)]));
@@ -87,10 +88,9 @@ export const overviewPage = (app) => {
     mark(attention, "hidden", bad.length ? null : "");
     showToday(nowMs);
     const events = app.world.recent.slice(0, RECENT);
-    recent.replaceChildren(...events.map((one) =>
-      h("li", null, h("time", { datetime: new Date(one.atMs).toISOString() }, `${since(new Date(one.atMs).toISOString(), nowMs)} ago`),
-        ` ${one.plural} `, h("a", { href: hashOf(one.plural, one.name, { scope: one.scope === "/" ? "" : one.scope }) }, one.name), ` ${one.type}`)));
-    if (!events.length) recent.replaceChildren(h("li", null, "Nothing since this page was opened."));
+    none.hidden = events.length > 0;
+    fill(recent, events, (one) => `${one.atMs} ${one.type} ${one.plural} ${one.scope} ${one.name}`, (one) => h("li", null, ago(new Date(one.atMs).toISOString(), " ago"),
+      ` ${one.plural} `, h("a", { href: hashOf(one.plural, one.name, { scope: one.scope === "/" ? "" : one.scope }) }, one.name), ` ${one.type}`), () => {});
   };
 
   return { node, title: "Overview", update, close: () => {}, key: () => false };

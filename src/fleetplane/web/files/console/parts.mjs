@@ -1,8 +1,9 @@
 // What pages are made of: rows that stay in place, tables, and dialogs that say what will be done before it is.
 
 import { Problem, address, send } from "./api.mjs";
-import { by, copyButton, h, mark, put } from "./dom.mjs";
-import { hashOf } from "./model.mjs";
+import { ago, by, copyButton, h, mark, put } from "./dom.mjs";
+import { MARK_MS, hashOf, quoted, since, staleSince } from "./model.mjs";
+import { clearRefusals, refuseAt } from "./refusals.mjs";
 
 /**
  * @typedef {import("./main.mjs").App} App
@@ -54,30 +55,52 @@ export const fill = (list, things, key, make, write) => {
 };
 
 /**
- * A table of few rows. A column has a `text` that follows the thing, or a node that is made once.
+ * A table of few rows. A column has a `text` that follows the thing, a moment `at` that is shown as its age, or a node that is made once. Rows
+ * of objects that changed are marked for two seconds; those of who is silent say how old they are.
  * @template T
  * @param {string} label
  * @param {(thing: T) => string} key
  * @param {{title: string, text?: (thing: T) => string, tone?: (thing: T) => string, node?: (thing: T) => Node,
- *   href?: (thing: T) => string}[]} columns
+ *   href?: (thing: T) => string, at?: (thing: T) => string | null | undefined}[]} columns
+ * @param {() => string} [command] the same list on the command line
  */
-export const tableOf = (label, key, columns) => {
+export const tableOf = (label, key, columns, command) => {
   const body = h("tbody");
-  const node = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label, hidden: true },
-    h("table", null, h("thead", null, h("tr", null, columns.map((one) => h("th", { scope: "col" }, one.title)))), body));
+  const node = h("div", { class: "table-part", hidden: true }, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label },
+    h("table", null, h("thead", null, h("tr", null, columns.map((one) => h("th", { scope: "col" }, one.title)))), body)),
+  command ? h("p", { class: "tools" }, copyButton("Copy as command", command)) : null);
   /** @param {T[]} things */
   const show = (things) => {
     node.hidden = !things.length;
     fill(body, things, key,
-      (thing) => h("tr", { "data-name": key(thing) }, columns.map((one) => h("td", null, one.node ? one.node(thing) : one.href ? h("a", { href: "#" }) : null))),
+      (thing) => h("tr", { "data-name": key(thing) }, columns.map((one) => h("td", null, one.node ? one.node(thing) : one.at ? ago("") : one.href ? h("a", { href: "#" }) : null))),
       (row, thing) => columns.forEach((one, place) => {
         const cell = row.children[place];
+        if (!place) showAge(row, /** @type {any} */ (thing));
+        if (one.at) {
+          const at = one.at(thing) || null;
+          mark(cell.firstElementChild, "datetime", at);
+          mark(cell.firstElementChild, "title", at);
+          put(cell.firstElementChild, at ? since(at, Date.now()) : "");
+        }
         if (one.text) put(one.href ? cell.firstElementChild : cell, one.text(thing));
         if (one.href) mark(cell.firstElementChild, "href", one.href(thing));
         if (one.tone) mark(cell, "data-tone", one.tone(thing) || null);
       }));
   };
   return { node, show };
+};
+
+/**
+ * Whether a row of an object has just changed, and how old it is if nobody says so any more.
+ * @param {HTMLElement} row
+ * @param {{changedMs?: number, value?: import("./model.mjs").Value | null}} thing
+ */
+const showAge = (row, { changedMs = 0, value = null }) => {
+  row.classList.toggle("changed", Date.now() - changedMs < MARK_MS);
+  const at = staleSince(value);
+  row.classList.toggle("stale", at !== "");
+  mark(row, "title", at ? `As of ${since(at, Date.now())} ago, ${at}: nothing was heard since` : null);
 };
 
 /**
@@ -114,7 +137,7 @@ export const choice = (label, name, options, chosen = "") => {
   return { node: h("label", null, label, input), input };
 };
 
-/** @param {(Node | string | null)[]} children */
+/** @param {...(Node | string | null)} children */
 export const openDialog = (...children) => {
   by("dialog").replaceChildren(...children.filter((one) => one !== null));
   if (!by("dialog").open) by("dialog").showModal();
@@ -125,8 +148,9 @@ export const closeDialog = () => by("dialog").close();
 /**
  * Say what will be done, do it when asked, tell the result, and offer to undo it.
  * @param {App} app
- * @param {{title: string, says: (string | Node)[], label: string, name?: string, command?: string, fields?: HTMLElement[],
- *   run: () => Promise<string | Node>, undo?: () => Promise<string | Node>}} what `name`: to be written before it is done
+ * @param {{title: string, says: (string | Node)[], label: string, name?: string, command?: string | (() => string), fields?: HTMLElement[], back?: HTMLElement | null,
+ *   run: () => Promise<string | Node>, undo?: () => Promise<string | Node>}} what `name`: to be written before it is done;
+ *   `back`: leads to what it was made from, until it is done
  */
 export const propose = (app, what) => {
   const outcome = h("div", { role: "alert", class: "outcome" });
@@ -135,11 +159,14 @@ export const propose = (app, what) => {
   /** @param {() => Promise<string | Node>} doing */
   const attempt = async (doing) => {
     put(outcome, "Asking the server.");
+    clearRefusals(form);
     try {
       outcome.replaceChildren(h("p", null, await doing()));
       return true;
     } catch (error) {
-      if (!app.isRefused(error)) outcome.replaceChildren(h("p", { class: "error" }, words(error)));
+      if (app.isRefused(error)) return false;
+      outcome.replaceChildren(h("p", { class: "error" }, words(error)));
+      if (error instanceof Error) refuseAt(form, error);
       return false;
     }
   };
@@ -149,7 +176,7 @@ export const propose = (app, what) => {
   }, { hidden: true, class: "undo" });
   const form = h("form", { class: "act" }, h("h2", { id: "dialog-title" }, what.title), ...what.says.map((one) => (one instanceof Node ? one : h("p", null, one))),
     ...(what.fields ?? []), what.name ? typed.node : null, outcome,
-    h("p", { class: "tools" }, submit, undo, button("Close", closeDialog), what.command ? copyButton("Copy as command", () => what.command ?? "") : null));
+    h("p", { class: "tools" }, submit, undo, what.back ?? null, button("Close", closeDialog), what.command ? copyButton("Copy as command", () => (typeof what.command === "function" ? what.command() : what.command ?? "")) : null));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     if (submit.disabled) return;
@@ -158,6 +185,7 @@ export const propose = (app, what) => {
     const done = await attempt(what.run);
     submit.disabled = false;
     submit.hidden = done;
+    if (what.back) what.back.hidden = done;
     undo.hidden = !done || !what.undo;
   });
   openDialog(form);
@@ -166,29 +194,34 @@ export const propose = (app, what) => {
 /**
  * Make a plan, show what it would change and disturb, and apply it when asked. Undoing is a plan, too.
  * @param {App} app
- * @param {{title: string, scope: string, objects: any[], before?: any[]}} what `before`: the same objects as they were
+ * @param {{title: string, scope: string, objects: any[], before?: any[], form?: HTMLElement, undo?: () => Promise<string | Node>}} what
+ *   `before`: the same objects as they were; `form`: where they were written, which stays as it is until the plan is applied;
+ *   `undo`: how to undo it where that is no plan
  */
 export const proposePlan = async (app, what) => {
-  openDialog(h("h2", { id: "dialog-title" }, what.title), h("p", null, "Asking the server what this would change."), button("Close", closeDialog));
+  const { form } = what;
+  const back = form ? button("Back to the form", () => openDialog(form), { class: "back" }) : null;
+  const told = (/** @type {Node} */ child) => openDialog(h("h2", { id: "dialog-title" }, what.title), child, h("p", { class: "tools" }, back, button("Close", closeDialog)));
+  told(h("p", null, "Asking the server what this would change."));
   /** @type {any} */
   let plan;
   try {
     plan = await send(address("/plans"), "POST", { scope: what.scope, objects: what.objects });
   } catch (error) {
     if (app.isRefused(error)) return;
-    openDialog(h("h2", { id: "dialog-title" }, what.title), h("p", { class: "error", role: "alert" }, words(error)), button("Close", closeDialog));
+    if (!form) return told(h("p", { class: "error", role: "alert" }, words(error)));
+    openDialog(form);
+    const at = error instanceof Problem && refuseAt(form, error);
+    const place = form.querySelector("[role=alert].error");
+    if (place) put(place, at ? "" : words(error));
     return;
   }
   const counts = plan.summary;
-  const moves = counts.create + counts.change + counts.delete;
-  if (!moves) {
-    openDialog(h("h2", { id: "dialog-title" }, what.title), h("p", null, "Nothing would change."), button("Close", closeDialog));
-    return;
-  }
+  if (!(counts.create + counts.change + counts.delete)) return told(h("p", null, "Nothing would change."));
   propose(app, {
     title: what.title,
     says: [`${counts.create} to be made, ${counts.change} to be changed, ${counts.delete} to be deleted.`, stepsOf(plan)],
-    label: "Apply",
+    label: "Apply", back, undo: what.undo, command: applyCommand(what.objects),
     run: async () => {
       await send(address(`/plans/${plan.id}/apply`), "POST");
       const { before } = what;
@@ -197,6 +230,31 @@ export const proposePlan = async (app, what) => {
     },
   });
 };
+
+/**
+ * A request on the command line, where no command of ours does the same.
+ * @param {string} method
+ * @param {string} url
+ * @param {any} [body]
+ * @param {Record<string, string>} [headers]
+ */
+export const curl = (method, url, body, headers = {}) =>
+  `curl -X ${method} -H "Authorization: Bearer $FLEETPLANE_TOKEN"${Object.entries(headers).map(([name, value]) => ` -H ${quoted(`${name}: ${value}`)}`).join("")}${
+    body === undefined ? "" : ` -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(body))}`} ${quoted(location.origin + url)}`;
+
+/**
+ * A list of the resource API on the command line.
+ * @param {string} plural
+ * @param {string} [scope]
+ */
+export const getCommand = (plural, scope = "") => `fleetplane get ${plural} ${scope ? `--scope ${quoted(scope)}` : "-A"} --server ${location.origin}`;
+
+/**
+ * The same objects on the command line.
+ * @param {any[]} objects
+ */
+export const applyCommand = (objects) =>
+  `printf '%s' ${quoted(objects.map((one) => JSON.stringify(one)).join("\n---\n"))} | fleetplane apply -f - --server ${location.origin}`;
 
 /** @param {any} plan */
 const stepsOf = (plan) =>

@@ -2,8 +2,8 @@
 
 import { address, answer, get, send } from "../api.mjs";
 import { h, put } from "../dom.mjs";
-import { itemsOf, since } from "../model.mjs";
-import { button, choice, closeDialog, field, openDialog, propose, tableOf, words } from "../parts.mjs";
+import { itemsOf, quoted, since } from "../model.mjs";
+import { button, choice, closeDialog, curl, field, getCommand, openDialog, propose, tableOf, words } from "../parts.mjs";
 
 /**
  * @typedef {import("../main.mjs").App} App
@@ -30,27 +30,27 @@ export const accessPage = (app) => {
     { title: "", node: (one) => h("span", { class: "tools" }, button("Give a role", () => give(one.subject), { "aria-label": `Give ${one.name} a role` }),
       one.directory === "people" ? [button(one.active ? "Disable" : "Enable", () => setActive(one.name), { class: "set-active", "aria-label": `${one.active ? "Disable" : "Enable"} ${one.name}` }),
         button("Delete", () => removeAccount(one.name), { "aria-label": `Delete ${one.name}` })] : null) },
-  ]);
+  ], () => curl("GET", address("/people/accounts")));
   const bindings = tableOf("Roles", (/** @type {any} */ one) => one.id, [
     { title: "Who", text: (one) => one.subject },
     { title: "Role", text: (one) => one.role },
     { title: "Where", text: (one) => one.scope },
     { title: "Given by", text: (one) => `${one.createdBy}, ${since(one.createdAt, Date.now())} ago` },
     { title: "", node: (one) => button("Take away", () => takeAway(one), { "aria-label": `Take ${one.role} at ${one.scope} from ${one.subject}` }) },
-  ]);
+  ], () => curl("GET", address("/people/bindings")));
   const tokens = tableOf("Tokens", (/** @type {any} */ one) => one.name, [
     { title: "Token", text: (one) => one.name },
     { title: "Roles", text: (one) => one.roles.join(", ") },
     { title: "Where", text: (one) => one.scope },
     { title: "Ends", text: (one) => (one.expiresAt ? since(one.expiresAt, Date.now()) : "when revoked") },
     { title: "", node: (one) => button("Revoke", () => revoke(one.name), { "aria-label": `Revoke ${one.name}` }) },
-  ]);
+  ], () => getCommand("tokens"));
   const sessions = tableOf("Sessions", (/** @type {any} */ one) => one.id, [
     { title: "Whose", text: (one) => one.name },
     { title: "Of", text: (one) => one.directory },
     { title: "Ends", text: (one) => since(one.expiresAt, Date.now()) },
     { title: "", node: (one) => button("End", () => end(one), { "aria-label": `End the session of ${one.name}` }) },
-  ]);
+  ], () => curl("GET", address("/people/sessions")));
   const managed = h("div", null, h("h2", null, "People"), people.node, h("p", { class: "tools" }, button("New account", () => newAccount(), { class: "new-account" })),
     h("h2", null, "Roles"), bindings.node, h("p", { class: "tools" }, button("Give a role", () => give(""), { class: "give" })),
     h("h2", null, "Tokens"), tokens.node, h("p", { class: "tools" }, button("New token", () => newToken(), { class: "new-token" })));
@@ -105,6 +105,7 @@ export const accessPage = (app) => {
     let given = "";
     propose(app, {
       title: "Give a role", says: ["It holds at this place of the tree of scopes and everywhere below."], fields: [who.node, role.node, scope.node], label: "Give",
+      command: () => curl("POST", address("/people/bindings"), { subject: who.input.value.trim(), role: role.input.value, scope: scope.input.value.trim() }),
       run: async () => {
         given = (await change("/bindings", "POST", { subject: who.input.value.trim(), role: role.input.value, scope: scope.input.value.trim() })).id;
         return `Done: ${who.input.value} is ${role.input.value} at ${scope.input.value}.`;
@@ -115,20 +116,20 @@ export const accessPage = (app) => {
 
   /** @param {any} one */
   const takeAway = (one) => propose(app, {
-    title: "Take a role away", says: [`${one.subject} is ${one.role} at ${one.scope} no longer. Streams that it let in end.`], label: "Take away",
+    title: "Take a role away", says: [`${one.subject} is ${one.role} at ${one.scope} no longer. Streams that it let in end.`], label: "Take away", command: curl("DELETE", address(`/people/bindings/${one.id}`)),
     run: async () => { await change(`/bindings/${one.id}`, "DELETE"); return "Done."; },
     undo: async () => { await change("/bindings", "POST", { subject: one.subject, role: one.role, scope: one.scope }); return "Undone."; },
   });
 
   /** @param {string} name */
   const revoke = (name) => propose(app, {
-    title: `Revoke ${name}`, says: ["Whoever uses this token is refused at once, and its sessions end. This cannot be undone."], label: "Revoke", name,
+    title: `Revoke ${name}`, says: ["Whoever uses this token is refused at once, and its sessions end. This cannot be undone."], label: "Revoke", name, command: `fleetplane tokens revoke ${quoted(name)} --server ${location.origin}`,
     run: async () => { await change(`/tokens/${encodeURIComponent(name)}`, "DELETE"); return "Done."; },
   });
 
   /** @param {any} one */
   const end = (one) => propose(app, {
-    title: "End a session", says: [`${one.name} has to sign in again. This cannot be undone.`], label: "End",
+    title: "End a session", says: [`${one.name} has to sign in again. This cannot be undone.`], label: "End", command: curl("DELETE", address(`/people/sessions/${one.id}`)),
     run: async () => { await change(`/sessions/${one.id}`, "DELETE"); return "Done."; },
   });
 
@@ -138,13 +139,14 @@ export const accessPage = (app) => {
     const set = async (/** @type {boolean} */ disabled) => { await change(`/accounts/${encodeURIComponent(name)}`, "PATCH", { disabled }); return disabled ? "Done: its sessions ended." : "Done."; };
     propose(app, {
       title: `${isActive ? "Disable" : "Enable"} ${name}`, says: [isActive ? "It cannot sign in any more, and its sessions end. Its roles stay." : "It can sign in again."], label: isActive ? "Disable" : "Enable",
+      command: curl("PATCH", address(`/people/accounts/${encodeURIComponent(name)}`), { disabled: isActive }),
       run: () => set(isActive), undo: () => set(!isActive),
     });
   };
 
   /** @param {string} name */
   const removeAccount = (name) => propose(app, {
-    title: `Delete ${name}`, says: ["Its sessions and roles go with it. This cannot be undone."], label: "Delete", name,
+    title: `Delete ${name}`, says: ["Its sessions and roles go with it. This cannot be undone."], label: "Delete", name, command: curl("DELETE", address(`/people/accounts/${encodeURIComponent(name)}`)),
     run: async () => { await change(`/accounts/${encodeURIComponent(name)}`, "DELETE"); return "Done."; },
   });
 
@@ -153,6 +155,7 @@ export const accessPage = (app) => {
     const password = field("Password", "new-password", { type: "password", required: true, autocomplete: "new-password" });
     propose(app, {
       title: "New account", says: ["It holds no role until it is given one."], fields: [name.node, password.node], label: "Make",
+      command: () => curl("POST", address("/people/accounts"), { name: name.input.value.trim(), password: "PASSWORD" }),
       run: async () => {
         await change("/accounts", "POST", { name: name.input.value.trim(), password: password.input.value });
         return `Done: ${name.input.value} can sign in.`;
@@ -167,6 +170,7 @@ export const accessPage = (app) => {
     const days = field("Days", "days", { type: "number", min: "1", max: "3650", required: true, value: 30 });
     propose(app, {
       title: "New token", says: ["It is shown once."], fields: [name.node, role.node, scope.node, days.node], label: "Make",
+      command: () => `fleetplane tokens create ${quoted(name.input.value.trim() || "NAME")} --role ${role.input.value} --server ${location.origin}`,
       run: async () => {
         const made = await change("/tokens", "POST", { name: name.input.value.trim(), roles: [role.input.value], scope: scope.input.value.trim(), expiresInSeconds: Number(days.input.value) * 86_400 });
         openDialog(h("h2", { id: "dialog-title" }, `Token ${made.name}`), h("p", null, "This is the only time that it is shown:"), h("pre", { tabindex: "0", "aria-label": "Token" }, made.token), button("Close", closeDialog));
@@ -201,7 +205,7 @@ const enrolmentPart = (app) => {
     { title: "By", text: (one) => one.by },
     { title: "Ends", text: (one) => since(one.expires, Date.now()) },
     { title: "", node: (one) => (one.open ? button("Revoke", () => revoke(one), { "aria-label": `Revoke the token of ${one.fleet} for ${one.whom}` }) : h("span")) },
-  ]);
+  ], () => `fleetplane boards join-token list --server ${location.origin}; fleetplane edge tokens --server ${location.origin}`);
 
   const edge = async () => {
     const tenants = [...new Set([...itemsOf(app.world, "edge-nodes").values(), ...itemsOf(app.world, "edge-groups").values()].map((one) => one.scope.split("/")[2]))].sort().slice(0, TENANTS);
@@ -232,6 +236,7 @@ const enrolmentPart = (app) => {
   /** @param {Enrolment} one */
   const revoke = (one) => propose(app, {
     title: `Revoke the token for ${one.whom || one.id}`, says: ["Nobody can enrol with it any more. Machines that are in stay."], label: "Revoke",
+    command: one.fleet === "edge" ? curl("DELETE", `/v1/edge/enrollment-tokens/${one.id}`, undefined, { "X-Aegis-Tenant": one.tenant }) : curl("DELETE", `/api/v1/join-tokens/${one.id}`),
     run: async () => {
       if (one.fleet === "edge") await send(`/v1/edge/enrollment-tokens/${one.id}`, "DELETE", undefined, { "X-Aegis-Tenant": one.tenant });
       else await send(`/api/v1/join-tokens/${one.id}`, "DELETE");

@@ -3,7 +3,7 @@
 import { answer, get } from "../api.mjs";
 import { h, put } from "../dom.mjs";
 import { itemsOf, since } from "../model.mjs";
-import { brief, button, closeDialog, copyParts, field, openDialog, pageHash, tableOf, words } from "../parts.mjs";
+import { brief, button, closeDialog, copyParts, field, getCommand, openDialog, pageHash, tableOf, words } from "../parts.mjs";
 
 /**
  * @typedef {import("../main.mjs").App} App
@@ -48,12 +48,12 @@ export const auditPage = (app, query) => {
   const verify = h("p", { class: "verify" });
   const rows = tableOf("Audit log", (/** @type {any} */ one) => one.metadata.name, [
     { title: "Number", text: (one) => one.metadata.name },
-    { title: "When", text: (one) => `${since(one.spec.at, Date.now())} ago` },
+    { title: "When", at: (one) => one.spec.at },
     { title: "Who", text: (one) => one.spec.actor },
     { title: "Did", text: (one) => one.spec.action },
     { title: "To", text: (one) => one.spec.changes.map((/** @type {any} */ change) => `${change.operation} ${change.kind} ${change.name}`).join(", ") },
     { title: "", node: (one) => (organizationOf(one) ? button("Old and new", () => values(one), { class: "values", "aria-label": `Old and new values of entry ${one.metadata.name}` }) : h("span")) },
-  ]);
+  ], () => getCommand("audit-entries"));
   const inputs = [["actor", "Who"], ["action", "Did"], ["about", "To"]].map(([key, label]) => {
     const one = field(label, key, { type: "search", value: filter[key] ?? "" });
     one.input.addEventListener("input", () => {

@@ -2,8 +2,9 @@
 
 import { send } from "../api.mjs";
 import { h, mark, put } from "../dom.mjs";
-import { hashOf, hashOfItem, itemsOf, quoted, since } from "../model.mjs";
-import { button, field, propose, tableOf, words } from "../parts.mjs";
+import { hashOfItem, itemsOf, quoted, since } from "../model.mjs";
+import { button, field, getCommand, propose, tableOf, words } from "../parts.mjs";
+import { changeSet, deleteSet, newSetButton } from "./board_sets.mjs";
 import { followEvents } from "../streams.mjs";
 
 /**
@@ -44,9 +45,9 @@ export const boardPrograms = (app, chosen) => {
     { title: "Program", text: (one) => one.value?.spec.command },
     { title: "State", text: (one) => `${one.value?.status.state}${one.value?.status.failed ? ", failed" : ""}`, tone: (one) => (one.value?.status.failed ? "bad" : "") },
     { title: "By", text: (one) => one.value?.spec.startedBy },
-    { title: "Age", text: (one) => since(one.value?.status.startedAt ?? "", Date.now()) },
+    { title: "Age", at: (one) => one.value?.status.startedAt },
     { title: "", node: (one) => button("Outcome", () => show(one.name), { "aria-label": `Outcome of ${one.value?.spec.command}` }) },
-  ]);
+  ], () => `fleetplane boards runs --server ${location.origin}`);
   const sets = tableOf("Sets of boards", (/** @type {Item} */ one) => one.name, [
     { title: "Set", text: (one) => one.name, href: hashOfItem },
     { title: "Boards", text: (one) => one.value?.spec.selector || "all" },
@@ -54,12 +55,14 @@ export const boardPrograms = (app, chosen) => {
     { title: "Drives", text: (one) => (one.value?.spec.pins ?? []).map((/** @type {any} */ pin) => `${pin.pin} ${pin.level ? "high" : "low"}`).join(", ") },
     { title: "In place", text: (one) => `${one.value?.status.inPlace} of ${one.value?.status.boards}`, tone: (one) => (one.value?.status.inPlace < one.value?.status.boards ? "waiting" : "good") },
     { title: "Wrong", text: (one) => setTrouble(one.value?.status.problems), tone: () => "bad" },
-    { title: "", node: (one) => h("a", { href: hashOf("board-sets", one.name, { scope: one.scope, tab: "edit" }), "aria-label": `Edit the set ${one.name}` }, "Edit") },
-  ]);
-  const noSets = h("p", { class: "empty" }, "No set keeps programs running on boards; fleetplane apply writes one, as a board-set.");
+    { title: "", node: (one) => h("span", { class: "tools" }, button("Change", () => changeSet(app, newest(one)), { class: "change-set", "aria-label": `Change the set ${one.name}` }),
+      button("Delete", () => deleteSet(app, newest(one)), { class: "delete-set", "aria-label": `Delete the set ${one.name}` })) },
+  ], () => getCommand("board-sets"));
+  const newest = (/** @type {Item} */ one) => itemsOf(app.world, "board-sets").get(one.uid) ?? one;
+  const noSets = h("p", { class: "empty" }, "No set keeps programs running on boards. “New set” makes the first; so does fleetplane apply, from a file.");
   const none = h("p", { class: "empty" }, "Nothing was run on it yet. What may be run is listed by the board's owner, in the agent's profiles.");
   const hasSets = app.kinds.some((kind) => kind.plural === "board-sets");
-  const node = h("div", null, hasSets ? [h("h3", null, "Kept running"), sets.node, noSets, h("h3", null, "Run once")] : null, form, may ? null : h("p", { class: "why-not" }, app.reason()), refusal, told, output, runs.node, none);
+  const node = h("div", null, hasSets ? [h("h3", null, "Kept running"), sets.node, noSets, newSetButton(app), h("h3", null, "Run once")] : null, form, may ? null : h("p", { class: "why-not" }, app.reason()), refusal, told, output, runs.node, none);
   /** @type {AbortController | null} */
   let reading = null;
 
@@ -98,7 +101,7 @@ export const boardPrograms = (app, chosen) => {
     const [program, ...args] = command.input.value.trim().split(/\s+/);
     propose(app, {
       title: "Run a program", says: [`${[program, ...args].join(" ")} on board ${board.name}, once. The board refuses what its owner does not allow.`], label: "Run",
-      command: `fleetplane boards exec --board ${quoted(board.name)} --server ${location.origin} -- ${command.input.value.trim()}`,
+      command: `fleetplane boards exec --board ${quoted(board.name)} --server ${location.origin} -- ${[program, ...args].map(quoted).join(" ")}`,
       run: async () => {
         const begun = await send("/api/v1/exec", "POST", { command: program, args, target: { node_ids: [board.value?.status.number] } });
         show(begun.command_id);

@@ -2,7 +2,8 @@
 
 import { answer, send } from "../api.mjs";
 import { h, put } from "../dom.mjs";
-import { since, tone } from "../model.mjs";
+import { itemsOf, quoted, since, tone } from "../model.mjs";
+import { linesOf } from "../schema_form.mjs";
 import { button, choice, field, propose, tableOf, words } from "../parts.mjs";
 import { followEvents } from "../streams.mjs";
 
@@ -27,6 +28,17 @@ export const operationWords = (operation) => {
 };
 
 /**
+ * `NAME=VALUE` lines as options of k3s.
+ * @param {string[]} lines
+ * @returns {Record<string, string>}
+ */
+export const optionsOf = (lines) => Object.fromEntries(lines.map((line) => {
+  const place = line.indexOf("=");
+  if (place < 1) throw Object.assign(new Error(`“${line}” is no NAME=VALUE`), { field: "k3s_config" });
+  return [line.slice(0, place), line.slice(place + 1)];
+}));
+
+/**
  * @param {App} app
  * @param {() => Item | undefined} chosen
  */
@@ -38,21 +50,23 @@ export const boardProvisioning = (app, chosen) => {
     { title: "State", text: (one) => one.state, tone: (one) => tone(STATE, one.state) },
     { title: "Took", text: (one) => (one.started_at ? since(one.started_at, one.finished_at ? Date.parse(one.finished_at) : Date.now()) : "") },
     { title: "Says", text: (one) => one.message },
-  ]);
+  ], () => `fleetplane boards operation show ${opened} --server ${location.origin}`);
   const output = h("ol", { class: "log", tabindex: "0", "aria-label": "Output of provisioning", hidden: true });
   const operations = tableOf("Operations", (/** @type {any} */ one) => one.id, [
     { title: "Operation", text: (one) => one.action },
     { title: "State", text: (one) => one.state, tone: (one) => tone(STATE, one.state) },
     { title: "By", text: (one) => one.requested_by },
-    { title: "Age", text: (one) => since(one.created_at, Date.now()) },
+    { title: "Age", at: (one) => one.created_at },
     { title: "", node: (one) => button("Steps", () => open(one.id), { "aria-label": `Steps of ${one.action}, ${one.created_at}` }) },
-  ]);
+  ], () => `fleetplane boards operation list --board ${quoted(chosen()?.name ?? "")} --server ${location.origin}`);
   const node = h("div", null, tools, say, steps.node, output, operations.node);
   /** @type {AbortController | null} */
   let reading = null;
   /** @type {any[]} */
   let known = [];
   let knownOf = "";
+  /** @type {any[]} the steps of the open one */
+  let shown = [];
   let opened = "";
 
   const load = async () => {
@@ -71,7 +85,10 @@ export const boardProvisioning = (app, chosen) => {
   /** @param {any} operation */
   const show = (operation) => {
     put(say, operationWords(operation));
-    steps.show(operation.steps);
+    shown = operation.steps;
+    steps.show(shown);
+    known = known.map((one) => (one.id === operation.id ? operation : one));
+    operations.show(known);
     tools.querySelector(".cancel")?.remove();
     tools.querySelector(".resume")?.remove();
     if (!operation.finished) tools.append(button("Cancel", () => order(operation, "cancel", "Cancel", "The step that runs is ended; what was done stays."), { class: "cancel" }));
@@ -118,7 +135,7 @@ export const boardProvisioning = (app, chosen) => {
    * @param {string} says
    */
   const order = (operation, verb, label, says) => propose(app, {
-    title: `${label} ${operation.action}`, says: [says], label,
+    title: `${label} ${operation.action}`, says: [says], label, command: `fleetplane boards operation ${verb} ${operation.id} --server ${location.origin}`,
     run: async () => {
       const told = await send(`/api/v1/operations/${operation.id}/${verb}`, "POST");
       open(operation.id);
@@ -138,14 +155,25 @@ export const boardProvisioning = (app, chosen) => {
     const address = field("Address, as you confirm it", "address", { value: board.value?.spec.address ?? "", required: true });
     const credential = field("Credential, by which the server logs in", "credential", { placeholder: "name of a stored login" });
     const role = choice("Role", "role", [["master", "master"], ["worker", "worker"]], board.value?.spec.role || "worker");
+    const clusters = [...itemsOf(app.world, "clusters").values()];
+    const cluster = choice("Cluster", "cluster_id", [["", "of its own"], ...clusters.map((one) => /** @type {[string, string]} */ ([String(one.value?.status.number ?? one.name), one.name]))], "");
+    const options = /** @type {HTMLTextAreaElement} */ (h("textarea", { name: "k3s_config", rows: "3", spellcheck: "false", placeholder: "version=v1.31.4+k3s1" }));
     const plan = h("div", { class: "steps-planned", role: "status" });
-    const body = () => ({ addresses: { [number]: address.input.value.trim() }, ...(credential.input.value.trim() ? { credential: credential.input.value.trim() } : {}), ...(kind === "provision" ? { role: role.input.value } : {}) });
+    const settings = () => linesOf(options.value).map((line) => line.trim());
+    const body = () => ({
+      addresses: { [number]: address.input.value.trim() }, k3s_config: optionsOf(settings()), ...(credential.input.value.trim() ? { credential: credential.input.value.trim() } : {}),
+      ...(kind === "provision" ? { role: role.input.value, ...(cluster.input.value ? { cluster_id: Number(cluster.input.value) } : {}) } : {}),
+    });
+    const command = () => ["fleetplane boards provision", quoted(board.name), ...(kind === "check" ? ["--check"] : kind === "deprovision" ? ["--undo"] : ["--role", role.input.value]),
+      ...(kind === "provision" && cluster.input.value ? ["--cluster", quoted(cluster.input.selectedOptions[0].text)] : []),
+      ...settings().flatMap((one) => ["--k3s", quoted(one)]), ...(credential.input.value.trim() ? ["--credential", quoted(credential.input.value.trim())] : []),
+      "--address", quoted(address.input.value.trim()), "--server", location.origin].join(" ");
     const url = `/api/v1/nodes/${number}/${kind}`;
     const preview = async () => {
       put(plan, "Asking the server.");
       try {
         const told = await send(url, "POST", { ...body(), dry_run: true });
-        plan.replaceChildren(h("p", null, told.message || "It would do this:"), h("ol", { class: "plan" }, told.steps.map((/** @type {any} */ one) => h("li", null, `${one.name}${one.message ? `: ${one.message}` : ""}`))));
+        plan.replaceChildren(h("p", null, told.message || "It would do this:"), h("ol", { class: "plan" }, told.steps.map((/** @type {any} */ one) => h("li", null, one.name, one.message ? h("pre", { class: "output", tabindex: "0", "aria-label": `Commands of ${one.name}` }, one.message) : null))));
       } catch (error) {
         if (!app.isRefused(error)) plan.replaceChildren(h("p", { class: "error" }, words(error)));
       }
@@ -153,22 +181,23 @@ export const boardProvisioning = (app, chosen) => {
     propose(app, {
       title: `${label}: ${board.name}`,
       says: [kind === "check" ? "The server logs in over SSH and looks whether the board can be provisioned; nothing is changed." : `The server logs in over SSH and changes the board: ${label.toLowerCase()}. Programs on it may be interrupted.`],
-      fields: [address.node, credential.node, ...(kind === "provision" ? [role.node] : []), h("p", { class: "tools" }, button("Show the steps", preview, { class: "show-steps" })), plan],
-      label, name: kind === "check" ? undefined : board.name,
+      fields: [address.node, credential.node, ...(kind === "provision" ? [role.node, cluster.node] : []), h("label", null, "Options of k3s, NAME=VALUE each line", options), h("p", { class: "tools" }, button("Show the steps", preview, { class: "show-steps" })), plan],
+      label, name: kind === "check" ? undefined : board.name, command,
       run: async () => {
         const told = await send(url, "POST", body());
         if (told.operation_id) open(told.operation_id);
-        return told.message || "Begun: its steps are shown on the page.";
+        return "Begun: its steps are shown on the page.";
       },
     });
   };
 
   const update = () => {
     const board = chosen();
+    steps.show(shown); // what runs takes longer each second
     // The state of a board changes with its operations, so somebody else's are seen, too.
     const mark = `${board?.uid} ${board?.value?.metadata.revision}`;
     if (!board || mark === knownOf) return;
-    if (!knownOf.startsWith(board.uid)) opened = "";
+    if (!knownOf.startsWith(board.uid)) [opened, shown] = ["", []];
     knownOf = mark;
     load();
   };

@@ -1,8 +1,9 @@
 // Boards: what each measures, its pins as switches with who holds them, programs, provisioning, and its log.
 
 import { address, objectPath, send } from "../api.mjs";
-import { h, mark, put } from "../dom.mjs";
-import { hashOfItem, itemsOf, since, tone } from "../model.mjs";
+import { whyPart } from "../detail.mjs";
+import { copyButton, h, mark, put } from "../dom.mjs";
+import { hashOfItem, itemsOf, since, staleSince, tone } from "../model.mjs";
 import { boardCharts, objectLog } from "../observed.mjs";
 import { fill, pageHash, propose } from "../parts.mjs";
 import { boardPrograms } from "./board_programs.mjs";
@@ -25,8 +26,9 @@ export const boardsPage = (app, query) => {
   const boards = () => [...itemsOf(app.world, "boards").values()].sort((one, other) => (one.name < other.name ? -1 : 1));
   const chosen = () => boards().find((one) => one.name === query.board) ?? boards()[0];
   const say = h("p", { class: "sentence" });
+  const why = whyPart(app);
   const chooser = h("p", { class: "tabs" });
-  const facts = h("p");
+  const facts = h("p", { class: "facts" });
   const number = () => chosen()?.value?.status.number;
   const charts = boardCharts(app, number);
   const pins = h("ul", { class: "pins" });
@@ -34,9 +36,9 @@ export const boardsPage = (app, query) => {
   const log = objectLog(app, "boards", chosen, query);
   const programs = boardPrograms(app, chosen);
   const provisioning = boardProvisioning(app, chosen);
-  const more = h("div", null, facts, h("h2", null, "Pins"), pins, noPins, h("h2", null, "Measured in the last hour"), charts.node,
+  const more = h("div", null, facts, h("h2", null, "Pins"), pins, noPins, h("p", { class: "tools" }, copyButton("Copy as command", () => `fleetplane get pins -A --server ${location.origin}`)), h("h2", null, "Measured in the last hour"), charts.node,
     h("h2", null, "Programs"), programs.node, h("h2", null, "Provisioning"), provisioning.node, h("h2", null, "Log"), log.node);
-  const node = h("section", null, h("h1", null, "Boards"), say, chooser, more);
+  const node = h("section", null, h("h1", null, "Boards"), say, why.node, chooser, more);
 
   /** @param {Item} pin */
   const drive = (pin) => {
@@ -64,6 +66,7 @@ export const boardsPage = (app, query) => {
     const bad = all.filter((one) => tone(STATE, one.value?.status.state) === "bad");
     put(say, !app.world.synced ? "Loading." : !all.length ? "There are no boards. On the server: fleetplane boards join-token create --name NAME; on the board: fleetplane agent board join"
       : bad.length ? `${bad.length} of ${all.length} boards ${bad.length === 1 ? "needs" : "need"} attention: ${bad[0].name} is ${bad[0].value?.status.state}.` : `${all.length} ${all.length === 1 ? "board" : "boards"}; none needs attention.`);
+    why.show(bad[0]);
     const one = chosen();
     more.hidden = !one;
     if (!one?.value) return;
@@ -71,7 +74,9 @@ export const boardsPage = (app, query) => {
     if (chooser.childElementCount !== all.length)
       chooser.replaceChildren(...all.map((item) => h("a", { href: pageHash("boards", { board: item.name }), "aria-current": item === one ? "page" : null }, item.name)));
     const degraded = one.value.conditions.filter((each) => each.status !== "OK" && each.status !== "True").map((each) => `${each.type} ${each.status}${each.message ? `: ${each.message}` : ""}`);
-    put(facts, `${one.name} is ${status.state} for ${since(status.since, nowMs)}: ${status.model || "unknown model"}, ${status.cpuCores} cores, ${status.osVersion}.${degraded.length ? ` ${degraded.join("; ")}.` : ""}`);
+    const old = staleSince(one.value);
+    more.classList.toggle("stale", old !== "");
+    put(facts, `${one.name} is ${status.state} for ${since(status.since, nowMs)}${old ? `, and what follows is ${since(old, nowMs)} old` : ""}: ${status.model || "unknown model"}, ${status.cpuCores} cores, ${status.osVersion}.${degraded.length ? ` ${degraded.join("; ")}.` : ""}`);
     const own = [...itemsOf(app.world, "pins").values()].filter((item) => item.value?.spec.board === one.name).sort((left, right) => left.value?.spec.pin - right.value?.spec.pin);
     noPins.hidden = own.length > 0;
     put(noPins, `No pin is configured: fleetplane boards gpio add ${one.name}:17 --direction output`);
@@ -84,6 +89,7 @@ export const boardsPage = (app, query) => {
       mark(row.children[0], "aria-checked", String(isOn));
       mark(row.children[0], "aria-label", `${item.name} ${isOn ? "high" : "low"}`);
       mark(row.children[0], "aria-disabled", isOutput && may ? null : "true");
+      mark(row.children[0], "title", may ? null : app.reason());
       row.children[0].disabled = !isOutput;
       put(row.children[0], isOn ? "high" : "low");
       put(row.children[2], `${item.value?.spec.direction}${item.value?.spec.description ? `, ${item.value.spec.description}` : ""}`);

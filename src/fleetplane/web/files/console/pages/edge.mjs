@@ -1,9 +1,13 @@
 // Edge daemons: who is there, one command on many of them with a live grid, what ran before, and how to enrol another.
 
 import { answer, send } from "../api.mjs";
+import { completing } from "../combobox.mjs";
+import { factsOf, suggestions } from "../completion.mjs";
+import { whyPart } from "../detail.mjs";
 import { h, mark, put } from "../dom.mjs";
 import { hashOfItem, itemsOf, quoted, since, tone } from "../model.mjs";
-import { button, choice, field, fill, openDialog, closeDialog, pageHash, propose, tableOf, words } from "../parts.mjs";
+import { openObjectForm } from "../object_form.mjs";
+import { button, choice, copyParts, field, fill, openDialog, closeDialog, getCommand, pageHash, propose, tableOf, words } from "../parts.mjs";
 import { followEvents } from "../streams.mjs";
 
 /**
@@ -62,31 +66,39 @@ export const edgePage = (app, query) => {
   const tenant = () => query.tenant || tenants()[0] || "default";
   const header = () => ({ "X-Aegis-Tenant": tenant() });
   const say = h("p", { class: "sentence" });
+  const why = whyPart(app);
   const chooser = h("p", { class: "tabs" });
   const list = tableOf("Daemons", (/** @type {Item} */ one) => one.name, [
     { title: "Daemon", text: nameOf, href: hashOfItem },
     { title: "State", text: (one) => one.value?.status.state, tone: (one) => tone(STATE, one.value?.status.state) },
-    { title: "Since", text: (one) => since(one.value?.status.since ?? "", Date.now()) },
+    { title: "Since", at: (one) => one.value?.status.since },
     { title: "Tags", text: (one) => (one.value?.spec.tags ?? []).join(", ") },
     { title: "System", text: (one) => `${one.value?.status.os ?? ""} ${one.value?.status.arch ?? ""}` },
-  ]);
+  ], () => getCommand("edge-nodes", `/tenants/${tenant()}`));
   const history = tableOf("Runs", (/** @type {Item} */ one) => one.name, [
     { title: "Run", text: (one) => one.name.slice(0, 8), href: (one) => pageHash("edge", { ...query, run: one.name }) },
     { title: "Command", text: (one) => one.cells[2] },
     { title: "State", text: (one) => one.cells[3] },
     { title: "Targets", text: (one) => String(one.cells[4]) },
-    { title: "Age", text: (one) => since(String(one.cells[5]), Date.now()) },
-  ]);
+    { title: "Age", at: (one) => String(one.cells[5]) },
+  ], () => getCommand("runs", `/tenants/${tenant()}`));
   const groups = tableOf("Groups", (/** @type {Item} */ one) => one.name, [
     { title: "Group", text: (one) => one.name, href: hashOfItem },
     { title: "Means", text: (one) => groupWords(one.value?.spec) },
     { title: "By", text: (one) => one.value?.status?.createdBy ?? "" },
     { title: "", node: (one) => button("Choose", () => { target.input.value = `group:${one.name}`; showPreview(); command.input.focus(); }, { "aria-label": `Run a command on the group ${one.name}` }) },
-  ]);
-  const noGroups = h("p", { class: "empty" }, "There are no groups; fleetplane edge group create makes one.");
+  ], () => getCommand("edge-groups", `/tenants/${tenant()}`));
+  const noGroups = h("p", { class: "empty" }, "There are no groups. The first: ", ...copyParts("fleetplane edge group create NAME --selector os=linux"));
+  const groupKind = app.kinds.find((one) => one.plural === "edge-groups");
+  const mayGroup = groupKind?.may.includes("put");
+  const newGroup = groupKind ? h("p", { class: "tools" }, button("New group", () => { if (mayGroup) openObjectForm(app, groupKind, null, { scope: `/tenants/${tenant()}` }); },
+    { class: "new-group", "aria-disabled": mayGroup ? null : "true", title: mayGroup ? null : app.reason() })) : null;
   const command = field("Command", "command", { placeholder: "uname -a", required: true });
   const target = field("Target", "target", { value: query.target ?? "all", required: true, placeholder: "all, @NODE, group:NAME or a selector" });
   const mode = choice("How", "mode", [["parallel", "all at once"], ["sequential", "one after another"]], "parallel");
+  completing(target.input, (text) => suggestions(text, factsOf(nodes().map((one) => ({ os: one.value?.status.os ?? "", arch: one.value?.status.arch ?? "", tags: one.value?.spec.tags ?? [], ...(one.value?.status.labels ?? {}) }))),
+    ["all", ...nodes().map((one) => `@${nameOf(one)}`), ...[...itemsOf(app.world, "edge-groups").values()].map((one) => `group:${one.name}`)], ", "));
+  const mayRun = app.kinds.find((one) => one.plural === "edge-nodes")?.actions.find((one) => one.name === "run")?.may;
   const preview = h("p", { class: "preview", role: "status" });
   const grid = h("ul", { class: "grid run" });
   const totals = h("p", { class: "totals", role: "status" });
@@ -94,9 +106,9 @@ export const edgePage = (app, query) => {
   const cancel = button("Cancel the run", () => stopRun(), { hidden: true, class: "cancel" });
   const refusal = h("p", { class: "error", role: "alert" });
   const form = h("form", { class: "filters" }, command.node, target.node, mode.node,
-    button("Preview", () => showPreview(), { class: "preview-button" }), h("button", { type: "submit", class: "run-button" }, "Run"));
-  const node = h("section", null, h("h1", null, "Edge"), say, chooser, h("h2", null, "Run a command"), form, preview, refusal, totals, h("p", { class: "tools" }, cancel), grid, output,
-    h("h2", null, "Daemons"), list.node, h("p", { class: "tools" }, button("Enrol a daemon", () => enrol(), { class: "enrol" })), h("h2", null, "Groups"), groups.node, noGroups, h("h2", null, "Runs"), history.node);
+    button("Preview", () => showPreview(), { class: "preview-button" }), h("button", { type: "submit", class: "run-button", "aria-disabled": mayRun ? null : "true", title: mayRun ? null : app.reason() }, "Run"));
+  const node = h("section", null, h("h1", null, "Edge"), say, why.node, chooser, h("h2", null, "Run a command"), form, preview, refusal, totals, h("p", { class: "tools" }, cancel), grid, output,
+    h("h2", null, "Daemons"), list.node, h("p", { class: "tools" }, button("Enrol a daemon", () => enrol(), { class: "enrol" })), h("h2", null, "Groups"), groups.node, noGroups, newGroup, h("h2", null, "Runs"), history.node);
   /** @type {Map<string, Cell>} */
   const cells = new Map();
   /** @type {AbortController | null} */
@@ -133,7 +145,8 @@ export const edgePage = (app, query) => {
 
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    put(refusal, "");
+    put(refusal, mayRun ? "" : app.reason());
+    if (!mayRun) return;
     try {
       const { text } = await resolved();
       const [program, ...args] = split();
@@ -141,7 +154,7 @@ export const edgePage = (app, query) => {
         title: "Run a command",
         says: [`${[program, ...args].join(" ")} on ${text}.`, mode.input.value === "parallel" ? "On all of them at once." : "One after another; the first failure ends it."],
         label: "Run",
-        command: `fleetplane edge run --target ${quoted(target.input.value.trim())} --tenant ${tenant()} --server ${location.origin} -- ${command.input.value}`,
+        command: `fleetplane edge run --target ${quoted(target.input.value.trim())} --mode ${mode.input.value} --on-error ${mode.input.value === "parallel" ? "continue" : "fail-fast"} --tenant ${quoted(tenant())} --server ${location.origin} -- ${[program, ...args].map(quoted).join(" ")}`,
         run: async () => {
           const policy = { mode: mode.input.value, failure_policy: mode.input.value === "parallel" ? "continue" : "fail-fast" };
           const begun = await send("/v1/edge/fleet/invoke", "POST", { ...asked(), tool: "cmd.run", args: { command: program, args }, policy }, { ...header(), Accept: "application/json" });
@@ -181,7 +194,7 @@ export const edgePage = (app, query) => {
   };
 
   const stopRun = () => propose(app, {
-    title: "Cancel the run", says: ["Targets that were already sent it are asked to stop; the others never get it."], label: "Cancel the run",
+    title: "Cancel the run", says: ["Targets that were already sent it are asked to stop; the others never get it."], label: "Cancel the run", command: `fleetplane edge cancel ${run} --tenant ${quoted(tenant())} --server ${location.origin}`,
     run: async () => { await send(`/v1/edge/fleet/${run}/cancel`, "POST", {}, header()); return "Asked."; },
   });
 
@@ -210,6 +223,7 @@ export const edgePage = (app, query) => {
     const name = field("Name of the daemon", "daemon-name", { placeholder: "build-7" });
     propose(app, {
       title: "Enrol a daemon", says: [`A token for one new daemon of tenant ${tenant()} is made. It is good once, for a few minutes.`], fields: [name.node], label: "Make the token",
+      command: () => `fleetplane edge token --name ${quoted(name.input.value.trim() || "NAME")} --tenant ${quoted(tenant())} --server ${location.origin}`,
       run: async () => {
         const made = await send("/v1/edge/enrollment-tokens", "POST", { name: name.input.value.trim() }, header());
         const line = `echo ${made.token} | fleetplane agent edge enroll -`;
@@ -225,6 +239,7 @@ export const edgePage = (app, query) => {
     const bad = all.filter((one) => tone(STATE, one.value?.status.state) === "bad");
     put(say, !app.world.synced ? "Loading." : !all.length ? "There are no daemons. “Enrol a daemon” gives the line to paste on its machine."
       : bad.length ? `${bad.length} of ${all.length} daemons ${bad.length === 1 ? "is" : "are"} not connected: ${nameOf(bad[0])}, ${bad[0].value?.status.state}.` : `${all.length} ${all.length === 1 ? "daemon" : "daemons"}; all are connected or at rest.`);
+    why.show(bad[0]);
     const names = tenants();
     if (chooser.childElementCount !== names.length)
       chooser.replaceChildren(...names.map((one) => h("a", { href: pageHash("edge", { tenant: one }), "aria-current": one === tenant() ? "page" : null }, one)));

@@ -1,6 +1,6 @@
 // GPUs: a grid of their health by provider, and one of them with its conditions and what happened to it.
 
-import { h, mark, put } from "../dom.mjs";
+import { ago, h, mark, put } from "../dom.mjs";
 import { explainInto } from "../detail.mjs";
 import { audited, momentList, ownMoments } from "../history.mjs";
 import { hashOfItem, itemsOf, since } from "../model.mjs";
@@ -90,7 +90,7 @@ export const gpusPage = (app, query) => {
     drawn = version;
     conditions.replaceChildren(...found.value.conditions.map((one) =>
       h("li", { "data-tone": one.status === "False" ? "bad" : one.status === "True" ? "good" : "waiting" }, h("strong", null, `${one.type} ${one.status}`),
-        ` ${one.reason}${one.message ? `: ${one.message}` : ""}`, h("small", null, ` since ${since(one.changedAt, nowMs)}, says ${one.observedBy || "nobody"}`))));
+        ` ${one.reason}${one.message ? `: ${one.message}` : ""}`, h("small", null, " for ", ago(one.changedAt), `, says ${one.observedBy || "nobody"}`))));
     timeline.replaceChildren(momentList([...ownMoments(found.value), ...moments], nowMs));
   };
   return { node, title: "GPUs", update, close: () => {}, key: () => false };

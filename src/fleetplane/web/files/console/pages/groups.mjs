@@ -2,9 +2,10 @@
 
 import { address, objectPath, send } from "../api.mjs";
 import { actionButtons } from "../actions.mjs";
-import { h, mark, put } from "../dom.mjs";
-import { hashOf, hashOfItem, itemsOf, since, tone } from "../model.mjs";
-import { button, field, fill, propose, tableOf } from "../parts.mjs";
+import { whyPart } from "../detail.mjs";
+import { copyButton, h, mark, put } from "../dom.mjs";
+import { hashOf, hashOfItem, itemsOf, quoted, tone } from "../model.mjs";
+import { button, field, fill, getCommand, propose, tableOf } from "../parts.mjs";
 
 /**
  * @typedef {import("../main.mjs").App} App
@@ -30,6 +31,7 @@ export const scaleWords = (from, to) =>
  */
 export const groupsPage = (app) => {
   const say = h("p", { class: "sentence" });
+  const why = whyPart(app);
   const list = h("div", { class: "cards" });
   const instanceKind = app.kinds.find((one) => one.plural === "instances");
   const instances = tableOf("Instances", (/** @type {Item} */ one) => one.uid, [
@@ -37,14 +39,14 @@ export const groupsPage = (app) => {
     { title: "Group", text: (one) => one.value?.spec.group },
     { title: "State", text: (one) => one.value?.status.state, tone: (one) => tone(STATE, one.value?.status.state) },
     { title: "Health", text: (one) => one.value?.status.health || "" },
-    { title: "Age", text: (one) => since(one.value?.metadata.createdAt ?? "", Date.now()) },
+    { title: "Age", at: (one) => one.value?.metadata.createdAt },
     { title: "Address", text: (one) => one.value?.status.privateIpv4 || "" },
     { title: "On demand", text: (one) => (one.value?.spec.onDemand ? "yes" : "") },
     { title: "Error", text: (one) => one.value?.status.lastError || "", tone: () => "bad" },
     { title: "", node: (one) => h("span", { class: "tools" }, instanceKind ? actionButtons(app, instanceKind, one.name, one.scope) : null) },
-  ]);
+  ], () => getCommand("instances"));
   const kind = app.kinds.find((one) => one.plural === "groups");
-  const node = h("section", null, h("h1", null, "Groups"), say, list, h("h2", null, "Instances"), instances.node);
+  const node = h("section", null, h("h1", null, "Groups"), say, why.node, list, h("p", { class: "tools" }, copyButton("Copy as command", () => getCommand("groups"))), h("h2", null, "Instances"), instances.node);
 
   /** @param {Item} item */
   const scale = (item) => {
@@ -58,7 +60,7 @@ export const groupsPage = (app) => {
       says: [`Group ${item.name} in ${item.scope}.`, told],
       fields: [size.node],
       label: "Scale",
-      command: `fleetplane instances scale ${item.name} SIZE --server ${location.origin}`,
+      command: () => `fleetplane instances scale ${quoted(item.name)} ${size.input.value} --tenant ${quoted(item.scope.split("/")[2])} --server ${location.origin}`,
       run: async () => {
         await send(url, "POST", { size: Number(size.input.value) });
         return `Done: ${item.name} is to have ${size.input.value}.`;
@@ -78,6 +80,7 @@ export const groupsPage = (app) => {
     put(say, !kind || !app.isLoaded(kind) ? "Loading." : !groups.length ? "There are no groups; the configuration of instances names them."
       : short.length ? `${short.length} of ${groups.length} groups ${short.length === 1 ? "has" : "have"} fewer instances than wanted: ${short[0].name}, ${counts(short[0]).ready} of ${counts(short[0]).wanted}.`
         : `${groups.length} ${groups.length === 1 ? "group has" : "groups have"} what is wanted.`);
+    why.show(short[0]);
     fill(list, groups, (one) => one.uid, (one) => {
       const may = kind?.actions.find((action) => action.name === "scale")?.may;
       return h("article", { class: "group", "data-name": one.name }, h("h2", null, h("a", { href: hashOfItem(one) }, one.name), h("small", null, ` ${one.scope}`)),

@@ -120,7 +120,7 @@ export const editHost = (app, value, scope, workspaceId) => {
     if (!locations.length) return put(refusal, "locations: a virtual host needs at least one");
     const metadata = { name: name.input.value.trim(), scope, labels: value?.metadata.labels ?? {} };
     proposePlan(app, { title: value ? `Change ${metadata.name}` : `Make ${metadata.name}`, scope, objects: [{ kind: "virtual-host", metadata, spec: wantedSpec() }],
-      before: value ? [{ kind: "virtual-host", metadata, spec }] : undefined });
+      before: value ? [{ kind: "virtual-host", metadata, spec }] : undefined, form });
   });
   openDialog(form);
 };

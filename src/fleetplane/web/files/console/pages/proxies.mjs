@@ -2,13 +2,14 @@
 
 import { address, answer, listed, objectPath, send } from "../api.mjs";
 import { h, put } from "../dom.mjs";
+import { whyPart } from "../detail.mjs";
 import { editHost } from "./host_editor.mjs";
 import { trafficPart } from "./proxy_traffic.mjs";
 import { workspaceAt } from "../history.mjs";
 import { hashOfItem, itemsOf, since, tone } from "../model.mjs";
 import { levelTone } from "../logview.mjs";
 import { objectLog } from "../observed.mjs";
-import { button, choice, field, pageHash, propose, tableOf, words } from "../parts.mjs";
+import { button, choice, curl, field, getCommand, pageHash, propose, tableOf, words } from "../parts.mjs";
 
 /**
  * @typedef {import("../main.mjs").App} App
@@ -60,6 +61,7 @@ const storedLine = (one) => (one.level === undefined
 export const proxiesPage = (app, query) => {
   const spaces = () => [...itemsOf(app.world, "workspaces").values()].sort((one, other) => (place(one) < place(other) ? -1 : 1));
   const say = h("p", { class: "sentence" });
+  const why = whyPart(app);
   const chooser = h("p", { class: "tabs" });
   const agents = tableOf("Agents", (/** @type {Item} */ one) => one.name, [
     { title: "Agent", text: (one) => one.name, href: hashOfItem },
@@ -68,27 +70,27 @@ export const proxiesPage = (app, query) => {
     { title: "Rollout", text: (one) => deploymentWords(deployed.get(one.name)), tone: (one) => (deployed.get(one.name)?.error ? "bad" : deployed.get(one.name)?.in_service ? "good" : "waiting") },
     { title: "NGINX", text: (one) => one.value?.status.nginx },
     { title: "Why", text: (one) => (one.value?.status.reasons ?? []).join("; ") },
-  ]);
+  ], () => getCommand("proxy-agents", place(chosen())));
   const hosts = tableOf("Virtual hosts", (/** @type {Item} */ one) => one.name, [
     { title: "Virtual host", text: (one) => one.name, href: hashOfItem },
     { title: "Answers", text: (one) => `${one.value?.spec.serverName}:${one.value?.spec.listenPort}${one.value?.spec.sslEnabled ? " TLS" : ""}` },
     { title: "Locations", text: (one) => (one.value?.spec.locations ?? []).map((/** @type {any} */ where) => where.path).join(", ") },
     { title: "", node: (one) => button("Edit", () => edit(itemsOf(app.world, "virtual-hosts").get(one.uid)?.value ?? null, one.scope), { class: "edit", "aria-label": `Edit ${one.name}` }) },
-  ]);
+  ], () => getCommand("virtual-hosts", place(chosen())));
   const certificates = tableOf("Certificates", (/** @type {Item} */ one) => one.name, [
     { title: "Certificate", text: (one) => one.name, href: hashOfItem },
     { title: "State", text: (one) => one.value?.status.state, tone: (one) => tone(STATE, one.value?.status.state) },
     { title: "Expires", text: (one) => expiryOf(one.value?.status.expiresAt, Date.now()).text, tone: (one) => expiryOf(one.value?.status.expiresAt, Date.now()).tone },
     { title: "Names", text: (one) => (one.value?.status.names ?? []).join(", ") },
     { title: "Error", text: (one) => one.value?.status.error ?? "", tone: () => "bad" },
-  ]);
+  ], () => getCommand("certificates", place(chosen())));
   const versions = tableOf("Versions", (/** @type {Version} */ one) => String(one.version), [
     { title: "Version", text: (one) => String(one.version) },
     { title: "Because of", text: (one) => `${one.cause}${one.restored_version ? ` of ${one.restored_version}` : ""}` },
     { title: "By", text: (one) => one.actor },
-    { title: "Age", text: (one) => since(one.created_at, Date.now()) },
+    { title: "Age", at: (one) => one.created_at },
     { title: "", node: (one) => h("span", { class: "tools" }, button("Diff", () => diff(one.version)), button("Roll back", () => rollBack(one.version), { class: "roll-back" })) },
-  ]);
+  ], () => curl("GET", `/v1/workspaces/${workspace || "WORKSPACE"}/configs?per_page=20`));
   const noCertificates = h("p", { class: "empty" }, "There are no certificates; the API of proxies requests or imports them.");
   const traffic = trafficPart(app, () => workspaceId());
   const tailed = choice("Agent", "tail-agent", []);
@@ -108,7 +110,7 @@ export const proxiesPage = (app, query) => {
     h("h2", null, "Log of an agent, as it is written"), tail.node,
     h("h2", null, "Requests and errors of every agent"), h("form", { class: "filters stored", onsubmit: (/** @type {Event} */ event) => { event.preventDefault(); showLogs(); } }, level.node, status.node, host.node, method.node,
       h("button", { type: "submit" }, "Read")), logs);
-  const node = h("section", null, h("h1", null, "Proxies"), say, chooser, more);
+  const node = h("section", null, h("h1", null, "Proxies"), say, why.node, chooser, more);
   /** @type {Version[]} */
   let known = [];
   /** @type {Map<string, any>} how far each agent is with the newest version */
@@ -118,6 +120,7 @@ export const proxiesPage = (app, query) => {
   let versionsOf = "";
   /** @type {Promise<string> | null} */
   let identity = null;
+  let workspace = "";
 
   const ours = () => {
     const one = chosen();
@@ -137,6 +140,7 @@ export const proxiesPage = (app, query) => {
     const one = chosen();
     identity ??= workspaceAt(place(one)).then((found) => {
       if (!found) throw new Error(`There is no workspace ${place(one)}.`);
+      workspace = found;
       return found;
     });
     return identity;
@@ -177,7 +181,7 @@ export const proxiesPage = (app, query) => {
         title: `What version ${version} changed`,
         says: [told.differences.length ? h("ul", { class: "plan" }, told.differences.map((/** @type {any} */ one) => h("li", null, `${one.change} in ${one.section}: ${one.id}`,
           h("ul", null, Object.entries(one.fields).map(([key, value]) => h("li", null, h("code", null, key), `: ${JSON.stringify(value)}`)))))) : "Nothing."],
-        label: "Roll back to it",
+        label: "Roll back to it", command: curl("GET", `/v1/workspaces/${workspace}/configs/diff?from=${Math.max(1, version - 1)}&to=${version}`),
         run: () => rolledBack(version),
       });
     } catch (error) {
@@ -199,7 +203,7 @@ export const proxiesPage = (app, query) => {
     propose(app, {
       title: `Roll ${one.name} back to version ${version}`,
       says: [`What version ${version} held becomes a new version, and every agent of workspace ${place(one)} gets it: their NGINX reload.`],
-      label: "Roll back",
+      label: "Roll back", command: curl("POST", address(`${objectPath("workspaces", one.name)}/actions/roll-back`, { scope: one.scope }), { version }),
       run: () => rolledBack(version),
       undo: newest && newest !== version ? () => rolledBack(newest) : undefined,
     });
@@ -235,6 +239,7 @@ export const proxiesPage = (app, query) => {
       : bad.length
       ? `${bad.length} of ${all.length} proxies of ${one.name} ${bad.length === 1 ? "needs" : "need"} attention: ${bad[0].name}, ${(bad[0].value?.status.reasons ?? []).join("; ") || bad[0].value?.status.state}.`
       : `${all.length} ${all.length === 1 ? "proxy" : "proxies"} of ${one.name}; none needs attention.`);
+    why.show(failed[0] ?? bad[0]);
     const names = spaces();
     if (chooser.childElementCount !== names.length)
       chooser.replaceChildren(...names.map((item) => h("a", { href: pageHash("proxies", { workspace: place(item) }), "aria-current": item === one ? "page" : null }, place(item).replace("/tenants/", ""))));

@@ -3,7 +3,7 @@
 import { address, answer, objectPath, send } from "../api.mjs";
 import { h, mark, put } from "../dom.mjs";
 import { hashOfItem, itemsOf, since } from "../model.mjs";
-import { button, choice, field, fill, pageHash, propose, tableOf, words } from "../parts.mjs";
+import { button, choice, curl, field, fill, getCommand, pageHash, propose, tableOf, words } from "../parts.mjs";
 
 /**
  * @typedef {import("../main.mjs").App} App
@@ -38,8 +38,8 @@ export const rolloutsPage = (app, query) => {
     { title: "Phase", text: (one) => one.value?.status.phase, tone: (one) => (one.value?.status.halted.length ? "bad" : "") },
     { title: "Wave", text: (one) => `${one.value?.status.wave} of ${one.value?.spec.waves.length}` },
     { title: "Targets", text: (one) => countsOf(one.value?.status.counts ?? {}) },
-    { title: "Age", text: (one) => since(one.value?.status.startedAt ?? "", Date.now()) },
-  ]);
+    { title: "Age", at: (one) => one.value?.status.startedAt },
+  ], () => getCommand("rollouts"));
   const detail = h("section", { hidden: true });
   const heading = h("h2");
   const facts = h("p");
@@ -118,7 +118,7 @@ export const rolloutsPage = (app, query) => {
             if (!app.isRefused(error)) preview.replaceChildren(h("li", { class: "error" }, words(error)));
           }
         }), preview],
-      label: "Start",
+      label: "Start", command: () => curl("POST", "/v1/fleet/rollouts", body()),
       run: async () => {
         const begun = await send("/v1/fleet/rollouts", "POST", body());
         return h("a", { href: pageHash("rollouts", { rollout: begun.id.replaceAll("-", "") }) }, "Begun: watch it");
