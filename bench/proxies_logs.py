@@ -33,8 +33,9 @@ from bench.proxies_rollout import PASSWORD, _post, _workspace, settings
 from fleetplane.domains.proxies.kinds.records import AGENT, Agent, AgentSpec
 from fleetplane.domains.proxies.traffic.lines import line_of
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
-from fleetplane.kernel.telemetry import Line, TelemetryLimits, database
-from fleetplane.kernel.telemetry.writing import Writer
+from fleetplane.kernel.telemetry import Line, TelemetryLimits
+from fleetplane.kernel.telemetry.sqlite import database
+from fleetplane.kernel.telemetry.sqlite.writing import Writer
 
 STREAM = "/nxmesh.agent.v1.AgentService/Stream"
 AGENTS = 4

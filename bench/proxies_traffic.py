@@ -21,8 +21,9 @@ from bench.figures import Effort, Row, alone
 from fleetplane.domains.proxies.traffic.fields import ACCESS, row_of
 from fleetplane.domains.proxies.traffic.report import placed, report, total
 from fleetplane.domains.proxies.traffic.summary import PLACES, AccessSummarizer
-from fleetplane.kernel.telemetry import Line, TelemetryLimits, database, summaries
-from fleetplane.kernel.telemetry.summaries import DAY, HOUR
+from fleetplane.kernel.telemetry import Line, TelemetryLimits
+from fleetplane.kernel.telemetry.sqlite import database, summing
+from fleetplane.kernel.telemetry.summaries import DAY, HOUR, FoundSummary
 from fleetplane.kernel.values.times import NS
 
 HOSTS = 200
@@ -117,8 +118,8 @@ def measure(effort: Effort) -> Sequence[Row]:
         used = pages * 4096
         with closing(database.connect(path)) as connection:
 
-            def found(kind: str, days: int) -> Sequence[summaries.FoundSummary]:
-                return summaries.found(
+            def found(kind: str, days: int) -> Sequence[FoundSummary]:
+                return summing.found(
                     connection, SCOPE, kind, from_ns=(now - days * DAY) * NS, to_ns=now * NS, step_seconds=DAY
                 )
 
@@ -128,7 +129,7 @@ def measure(effort: Effort) -> Sequence[Row]:
             places = _best(lambda: placed(found(PLACES, 30), step_seconds=step))
             hour = _best(
                 lambda: report(
-                    summaries.found(connection, SCOPE, ACCESS, from_ns=(now - HOUR) * NS, to_ns=now * NS),
+                    summing.found(connection, SCOPE, ACCESS, from_ns=(now - HOUR) * NS, to_ns=now * NS),
                     step_seconds=60,
                 )
             )

@@ -25,6 +25,7 @@ from argon2 import PasswordHasher
 from hypothesis.internal.conjecture import providers
 from quick_selection import is_quick
 from support.shared.postgres_server import PostgresServer, running
+from support.shared.telemetry_place import TelemetryPlace
 
 from fleetplane.kernel.identity import passwords
 from fleetplane.kernel.watchdog import Watchdog
@@ -190,3 +191,13 @@ def postgres() -> Iterator[PostgresServer]:
     """One for all tests of this process; each asks it for a database of its own."""
     with running() as server:
         yield server
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def telemetry_place(request: pytest.FixtureRequest, tmp_path: Path) -> TelemetryPlace:
+    """For each of the two kinds: what telemetry promises holds wherever it lies."""
+    path = tmp_path / "telemetry.db"
+    if request.param == "sqlite":
+        return TelemetryPlace(path=path)
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return TelemetryPlace(path=path, url=server.database())

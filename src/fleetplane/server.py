@@ -119,7 +119,12 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
         telemetry = None
         if any(blueprint.keeps_telemetry for blueprint in blueprints):
             telemetry = await stack.enter_async_context(
-                Telemetry.open(data_dir / "telemetry.db", clock, limits=_telemetry_limits(settings))
+                Telemetry.open(
+                    data_dir / "telemetry.db",
+                    clock,
+                    limits=_telemetry_limits(settings),
+                    url=settings.store.url,
+                )
             )
             registry.register(TelemetryCollector(telemetry))
         kernel = Kernel(

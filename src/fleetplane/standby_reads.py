@@ -129,7 +129,8 @@ class StandbyReads:
         telemetry = None
         if self._keeps_telemetry:
             file = Path(self._settings.data_dir) / "telemetry.db"
-            telemetry = await stack.enter_async_context(Telemetry.open(file, clock))
+            url = self._settings.store.url
+            telemetry = await stack.enter_async_context(Telemetry.open(file, clock, url=url, only_reads=True))
         return Kernel(
             store=store,
             clock=clock,

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import structlog.testing
 from prometheus_client import CollectorRegistry, generate_latest
+from support.shared.telemetry_place import TelemetryPlace
 
-from fleetplane.kernel.telemetry import Line, LineQuery, Point, Telemetry, TelemetryLimits, database
+from fleetplane.kernel.telemetry import Line, LineQuery, Point, Telemetry
 from fleetplane.kernel.telemetry.fair_queue import FLOOR_ROWS, FairQueue
 from fleetplane.kernel.telemetry.metrics import TelemetryCollector
+from fleetplane.kernel.telemetry.sqlite import database
 from fleetplane.sim.clock import VirtualClock
 
 SECOND = 1_000_000_000
@@ -31,13 +31,6 @@ def line(number: int, source: str, *, scope: str, size: int = 400) -> Line:
     )
 
 
-@asynccontextmanager
-async def opened(folder: Path, **limits: Any) -> AsyncIterator[Telemetry]:
-    path = folder / "telemetry.db"
-    async with Telemetry.open(path, VirtualClock(), limits=TelemetryLimits(**limits)) as telemetry:
-        yield telemetry
-
-
 async def kept(telemetry: Telemetry, source: str, series: str, *, scope: str = "boards") -> bool:
     await telemetry.flush()
     found = await telemetry.latest(scope, series, from_ns=0, to_ns=NOW + 10_000 * SECOND, sources=[source])
@@ -50,9 +43,11 @@ async def flood(telemetry: Telemetry, source: str, series: int, *, scope: str = 
         await telemetry.flush()
 
 
-async def test_one_board_has_a_quota_of_series_and_a_new_board_is_heard(tmp_path: Path) -> None:
+async def test_one_board_has_a_quota_of_series_and_a_new_board_is_heard(
+    telemetry_place: TelemetryPlace,
+) -> None:
     with structlog.testing.capture_logs() as logs:
-        async with opened(tmp_path, series=4_000, source_series=1_000) as telemetry:
+        async with telemetry_place.opened(series=4_000, source_series=1_000) as telemetry:
             await flood(telemetry, "noisy", 8_000)
             telemetry.offer(points=[point("cpu_usage", "new")])
             assert await kept(telemetry, "new", "cpu_usage")
@@ -68,8 +63,8 @@ async def test_one_board_has_a_quota_of_series_and_a_new_board_is_heard(tmp_path
     assert len(told) == len(set(told)), "and not for every point"
 
 
-async def test_many_noisy_boards_give_way_to_one_that_has_little(tmp_path: Path) -> None:
-    async with opened(tmp_path, series=2_000, source_series=1_000) as telemetry:
+async def test_many_noisy_boards_give_way_to_one_that_has_little(telemetry_place: TelemetryPlace) -> None:
+    async with telemetry_place.opened(series=2_000, source_series=1_000) as telemetry:
         for number in range(4):
             await flood(telemetry, f"noisy-{number}", 1_000)
         quiet = [f"cpu/{n}" for n in range(60)]
@@ -80,8 +75,8 @@ async def test_many_noisy_boards_give_way_to_one_that_has_little(tmp_path: Path)
         assert numbers.evicted > 0
 
 
-async def test_one_tenant_leaves_room_for_others(tmp_path: Path) -> None:
-    async with opened(tmp_path, series=4_000, tenant_series=3_000, source_series=1_000) as telemetry:
+async def test_one_tenant_leaves_room_for_others(telemetry_place: TelemetryPlace) -> None:
+    async with telemetry_place.opened(series=4_000, tenant_series=3_000, source_series=1_000) as telemetry:
         for number in range(5):
             await flood(telemetry, f"agent-{number}", 1_000, scope="org/loud/workspace/1")
         assert telemetry.statistics().series == 3_000
@@ -106,8 +101,8 @@ def test_a_full_queue_still_takes_from_those_who_have_nothing_waiting() -> None:
     assert len(queue) == 0
 
 
-async def test_room_is_made_where_most_was_taken(tmp_path: Path) -> None:
-    async with opened(tmp_path, size_bytes=4 << 20) as telemetry:
+async def test_room_is_made_where_most_was_taken(telemetry_place: TelemetryPlace) -> None:
+    async with telemetry_place.opened(size_bytes=4 << 20) as telemetry:
         for number in range(50):
             telemetry.offer(lines=[line(number, "a", scope="org/quiet")])
         await telemetry.flush()
@@ -129,8 +124,8 @@ async def test_room_is_made_where_most_was_taken(tmp_path: Path) -> None:
         assert 0 < loud.total < 20_000
 
 
-async def test_measurements_give_way_where_most_was_taken(tmp_path: Path) -> None:
-    async with opened(tmp_path, size_bytes=1 << 20) as telemetry:
+async def test_measurements_give_way_where_most_was_taken(telemetry_place: TelemetryPlace) -> None:
+    async with telemetry_place.opened(size_bytes=1 << 20) as telemetry:
         telemetry.offer(points=[point("cpu", "quiet", at=n) for n in range(100)])
         for first in range(0, 60_000, 2_000):
             telemetry.offer(points=[point("cpu", "noisy", at=first + n) for n in range(2_000)])
@@ -143,14 +138,14 @@ async def test_measurements_give_way_where_most_was_taken(tmp_path: Path) -> Non
 
 
 async def test_a_file_of_the_first_version_is_counted_when_it_is_opened(tmp_path: Path) -> None:
-    async with opened(tmp_path) as telemetry:
+    async with TelemetryPlace(path=tmp_path / "telemetry.db").opened() as telemetry:
         telemetry.offer(points=[point("cpu", "1")], lines=[line(1, "b", scope="org/a")])
         await telemetry.flush()
     path = tmp_path / "telemetry.db"
     connection = database.connect(path, for_writing=True)
     connection.executescript("DROP TABLE shares; DROP INDEX series_by_source; PRAGMA user_version = 1;")
     connection.close()
-    async with opened(tmp_path) as telemetry:
+    async with TelemetryPlace(path=tmp_path / "telemetry.db").opened() as telemetry:
         assert await kept(telemetry, "1", "cpu")
     connection = database.connect(path)
     shares = connection.execute("SELECT scope, source, rows, bytes FROM shares ORDER BY scope").fetchall()
@@ -171,13 +166,15 @@ class Bulky:
         return bodies[0]
 
 
-async def test_summaries_that_one_tenant_makes_up_cost_no_other_their_lines(tmp_path: Path) -> None:
+async def test_summaries_that_one_tenant_makes_up_cost_no_other_their_lines(
+    telemetry_place: TelemetryPlace,
+) -> None:
     def about(scope: str, number: int, minute: int = 0) -> Line:
         said = {"identity": f"{minute}-{number}", "subject": f"host-{number}", "body": b"1"}
         at_ns = NOW - minute * 60 * SECOND
         return msgspec.structs.replace(line(number, "a", scope=scope), at_ns=at_ns, **said)
 
-    async with opened(tmp_path, size_bytes=2 << 20) as telemetry:
+    async with telemetry_place.opened(size_bytes=2 << 20) as telemetry:
         telemetry.summarize(Bulky())
         assert telemetry.offer(lines=[about("org/victim", number) for number in range(20)])
         for minute in range(4):

@@ -19,6 +19,7 @@ from support.shared.free_ports import free_port
 
 from fleetplane.kernel.store.engines import postgres, postgres_line
 from fleetplane.kernel.store.servers import seat
+from fleetplane.kernel.telemetry.postgres import link
 
 START_SECONDS = 60.0
 ACCOUNT = "postgres"
@@ -131,6 +132,9 @@ def running() -> Iterator[PostgresServer]:
                 patch.object(postgres_line, "CONNECT_SECONDS", START_SECONDS),
                 patch.object(seat, "LEAVE_SECONDS", START_SECONDS),
                 patch.dict(postgres.READER, PATIENT),
+                patch.dict(link.READER, PATIENT),
+                patch.dict(link.WRITER, {**PATIENT, "lock_timeout": "60000", "statement_timeout": "0"}),
+                patch.dict(link.PATIENCE, {"write": START_SECONDS, "question": START_SECONDS}),
             ):
                 yield server
         finally:

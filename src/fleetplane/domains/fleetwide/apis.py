@@ -109,7 +109,7 @@ class ResourceApi:
 
 
 def _written(telemetry: Telemetry | None) -> int:
-    return telemetry.written if telemetry is not None else 0
+    return telemetry.stamp if telemetry is not None else 0
 
 
 def _members(running: Iterable[tuple[Blueprint, Domain]]) -> Iterator[Member]:

@@ -16,6 +16,10 @@ from fleetplane.kernel.telemetry.values import TelemetryLimits
 
 NEAR: Final = 0.8
 """The share of a quota at which its owner is warned."""
+NOTICES_LIMIT: Final = 100
+"""Told of one batch."""
+EVICT_SHARE: Final = 0.05
+"""Of the largest source's series that give way at once, the stalest: so as not to look for them each time."""
 
 
 class Admission(StrEnum):
@@ -80,3 +84,62 @@ class SeriesQuota:
             if used >= limit * NEAR:
                 return name, used, limit
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """A quota that is near, or hit."""
+
+    quota: str
+    """`source`, `tenant`, `all`, or `evicted`: whose series gave way."""
+    scope: str
+    source: str
+    used: int
+    limit: int
+    hit: bool
+
+
+class Admissions:
+    """Which new series the rows of one batch get, and what is told about it."""
+
+    def __init__(self, quota: SeriesQuota) -> None:
+        self.quota = quota
+        self._notices: dict[tuple[str, str, str, bool], Notice] = {}
+        self._refused: set[tuple[str, str]] = set()
+        """Sources that were refused one already: to find out whether there is room costs time."""
+
+    def __repr__(self) -> str:
+        return f"<Admissions refused={len(self._refused)}>"
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        return tuple(self._notices.values())
+
+    def admit(self, scope: str, source: str) -> Admission:
+        """YES; EVICT, after which whoever is `quota.largest()` must give some up; or why not."""
+        quota, limits = self.quota, self.quota.limits
+        if (scope, source) in self._refused:
+            return Admission.ALL_FULL
+        if (near := quota.near(scope, source)) is not None:
+            self._tell(*near, scope=scope, source=source, hit=False)
+        found = quota.admit(scope, source)
+        if found not in (Admission.YES, Admission.EVICT):
+            used, limit = {
+                Admission.SOURCE_FULL: (quota.of_source(scope, source), limits.source_series),
+                Admission.TENANT_FULL: (quota.of_tenant(scope), limits.tenant_series),
+            }.get(found, (quota.total, limits.series))
+            self._tell(found, used, limit, scope=scope, source=source, hit=True)
+            self._refused.add((scope, source))
+        return found
+
+    def evicted(self, scope: str, source: str, *, before: int) -> None:
+        """Tell that a source, which had so many, gave some up."""
+        left = self.quota.of_source(scope, source)
+        self._tell("evicted", left, before, scope=scope, source=source, hit=True)
+
+    def _tell(self, quota: str, used: int, limit: int, *, scope: str, source: str, hit: bool) -> None:
+        if len(self._notices) < NOTICES_LIMIT:
+            self._notices.setdefault(
+                (str(quota), scope, source, hit),
+                Notice(quota=str(quota), scope=scope, source=source, used=used, limit=limit, hit=hit),
+            )

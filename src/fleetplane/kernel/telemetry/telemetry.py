@@ -1,29 +1,28 @@
 """Time series and log lines, stored beside the state.
 
 Takes batches without waiting: they go into a bounded queue, shared fairly between tenants and
-sources, and what does not fit is refused and counted. One thread writes; while it writes, what
+sources, and what does not fit is refused and counted. One task writes; while it writes, what
 arrives is gathered into its next batch. Others read beside it. What is taken is written within
-moments, not at once: see `database` for what a crash may cost. Knows nothing of what the series and
-lines are about.
+moments, not at once: see the engines for what a crash may cost. A database that is away makes the
+queue full, and nobody wait. Knows nothing of what the series and lines are about.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Self, TypeVar
 
 import structlog
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, Unavailable
-from fleetplane.kernel.telemetry import database
+from fleetplane.kernel.telemetry.engine import Away, TelemetryEngine, Written
 from fleetplane.kernel.telemetry.fair_queue import FairQueue
-from fleetplane.kernel.telemetry.reading import Reader
+from fleetplane.kernel.telemetry.series_quota import Notice
+from fleetplane.kernel.telemetry.sqlite.engine import SqliteTelemetry
 from fleetplane.kernel.telemetry.summaries import FoundSummary, Summarizer
 from fleetplane.kernel.telemetry.values import (
     Bucket,
@@ -35,17 +34,20 @@ from fleetplane.kernel.telemetry.values import (
     TelemetryLimits,
     TelemetryStatistics,
 )
-from fleetplane.kernel.telemetry.writing import Notice, Writer
 from fleetplane.kernel.values.times import NS
 
 log = structlog.get_logger(__name__)
 
-READERS = 2
 QUESTIONS_LIMIT = 64
 """Waiting for a reader; with a reader's patience, more would wait in vain."""
 BATCH_ROWS = 8_000
 """Written at once: some 80 ms, of which the event loop is held up for 3 with their making. Twice as many are
 no faster; a quarter costs half as much again, where lines of one moment touch the index everywhere."""
+AGAIN_SECONDS = 1.0
+"""Between attempts to write a batch while the database is away."""
+AHEAD_NS = 86_400 * NS
+"""How far in the future a row may lie, for sources whose clocks are wrong: what is later would not become old
+in any useful time, and is not taken."""
 SWEEP_SECONDS = 60.0
 """Between looks for what is too old or too much; the file may outgrow its bound by as much as comes in."""
 TELL_AGAIN_SECONDS = 3600.0
@@ -60,60 +62,64 @@ T = TypeVar("T")
 class Telemetry:
     """See `open`."""
 
-    def __init__(self, path: Path, clock: Clock, limits: TelemetryLimits) -> None:
-        self._path = path
+    def __init__(self, engine: TelemetryEngine, clock: Clock, limits: TelemetryLimits) -> None:
+        self._engine = engine
         self._clock = clock
         self._limits = limits
-        self._writer = Writer(path, limits)
-        self._readers: SimpleQueue[Reader] = SimpleQueue()
-        for _ in range(READERS):
-            self._readers.put(Reader(path))
-        self._pen = ThreadPoolExecutor(1, "telemetry-write")
-        self._eyes = ThreadPoolExecutor(READERS, "telemetry-read")
         self._queue = FairQueue(rows_limit=limits.queue_rows, bytes_limit=limits.queue_bytes)
         self._arrived = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._closing = asyncio.Event()
         self._asking = 0
-        self._closed = False
-        self._written = self._batches = self._refused = self._unsound = 0
+        self._takes = True
+        self._written = self._batches = self._refused = self._unsound = self._retried = 0
         self._ignored = self._lost = self._expired = self._over_quota = self._evicted = 0
         self._told: dict[tuple[str, str, str, bool], float] = {}
-        self._used_bytes = self._writer.used_bytes
+        self._used_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<Telemetry {self._path} queued={len(self._queue)} written={self._written}>"
+        return f"<Telemetry {self._engine!r} queued={len(self._queue)} written={self._written}>"
 
     @classmethod
     @asynccontextmanager
     async def open(
-        cls, path: Path, clock: Clock, *, limits: TelemetryLimits | None = None
+        cls,
+        path: Path,
+        clock: Clock,
+        *,
+        limits: TelemetryLimits | None = None,
+        url: str = "",
+        only_reads: bool = False,
     ) -> AsyncIterator[Self]:
-        """What was taken is written before this ends."""
-        await asyncio.to_thread(database.prepare, path)
-        telemetry = cls(path, clock, limits or TelemetryLimits())
-        tasks = [
-            asyncio.create_task(telemetry._writing(), name="telemetry/writing"),
-            asyncio.create_task(telemetry._sweeping(), name="telemetry/sweeping"),
-        ]
-        try:
-            yield telemetry
-        finally:
-            telemetry._closed = True
-            try:
-                await telemetry.flush()
-            finally:  # also if whoever opened it was told not to wait
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
-                await asyncio.to_thread(telemetry._close)
+        """Telemetry in a file, or in the PostgreSQL of an address, which other servers write to as well.
 
-    def _close(self) -> None:
-        self._pen.shutdown()
-        self._eyes.shutdown()
-        self._writer.close()
-        while not self._readers.empty():
-            self._readers.get().close()
+        What was taken is written before this ends, unless the database is away. With `only_reads` nothing
+        is taken, and nothing deleted.
+        """
+        limits = limits or TelemetryLimits()
+        engine = await _engine(path, url, limits, only_reads=only_reads)
+        try:
+            telemetry = cls(engine, clock, limits)
+            telemetry._takes = not only_reads
+            telemetry._used_bytes = await engine.used_bytes()
+            tasks = []
+            if not only_reads:
+                tasks.append(asyncio.create_task(telemetry._writing(), name="telemetry/writing"))
+                tasks.append(asyncio.create_task(telemetry._sweeping(), name="telemetry/sweeping"))
+            try:
+                yield telemetry
+            finally:
+                telemetry._closing.set()
+                try:
+                    await telemetry.flush()
+                finally:  # also if whoever opened it was told not to wait
+                    for task in tasks:
+                        task.cancel()
+                    if tasks:
+                        await asyncio.wait(tasks)
+        finally:
+            await engine.close()
 
     # Taking.
 
@@ -123,16 +129,27 @@ class Telemetry:
         Rows that make no sense are left out: they would make none the next time either.
         """
         count = len(points) + len(lines)
-        sound: list[Point | Line] = [point for point in points if point.is_sound]
-        sound.extend(line for line in lines if line.is_sound)
-        if self._closed or not self._queue.put(sound):
+        now_ns = self._clock.now_ns()
+        latest = now_ns + AHEAD_NS
+        # Lines are summed up for as long as points are kept, also those that come late.
+        age_seconds = max(self._limits.points_age_seconds, self._limits.lines_age_seconds)
+        oldest = now_ns - round(age_seconds * NS)
+        sound: list[Point | Line] = [one for one in points if one.is_sound and one.at_ns <= latest]
+        sound += [one for one in lines if one.is_sound and one.at_ns <= latest]
+        kept = [one for one in sound if one.at_ns >= oldest]
+        if self._closed or not self._queue.put(kept):
             self._refused += count
             return False
         self._unsound += count - len(sound)
-        if sound:
+        self._expired += len(sound) - len(kept)
+        if kept:
             self._idle.clear()
             self._arrived.set()
         return True
+
+    @property
+    def _closed(self) -> bool:
+        return self._closing.is_set() or not self._takes
 
     def has_room(self, scope: str, source: str, *, rows: int, size: int) -> bool:
         """Whether lines of a source would be taken now: to be asked before they are made out of a message."""
@@ -143,7 +160,7 @@ class Telemetry:
 
     def summarize(self, summarizer: Summarizer) -> None:
         """Sum up the lines of a stream from now on, however long they themselves are kept."""
-        self._writer.summarizers[summarizer.stream] = summarizer
+        self._engine.summarizers[summarizer.stream] = summarizer
 
     async def flush(self) -> None:
         """Return when nothing is waiting to be written."""
@@ -161,11 +178,13 @@ class Telemetry:
         points = [row for row in rows if isinstance(row, Point)]
         lines = [row for row in rows if isinstance(row, Line)]
         try:
-            written = await self._in_pen(lambda: self._writer.write(points, lines))
+            written = await self._insisting(points, lines)
         except Exception as error:
             # Nobody waits for this batch, and the next must not wait for it: it is gone.
             self._lost += len(rows)
             log.error("telemetry.rows_lost", rows=len(rows), error=str(error))
+            if isinstance(error, Away):  # at the end: what is left would fare no better
+                self._lost += len(self._queue.take(len(self._queue)))
         else:
             self._written += written.rows
             self._ignored += written.ignored
@@ -174,6 +193,24 @@ class Telemetry:
             self._batches += 1
             for notice in written.notices:
                 self._tell(notice)
+
+    async def _insisting(self, points: Sequence[Point], lines: Sequence[Line]) -> Written:
+        """Write a batch; as long as the database is away, try again. Meanwhile the queue fills up."""
+        while True:
+            try:
+                return await self._engine.write(points, lines)
+            except Away as error:
+                if self._closing.is_set():
+                    raise
+                self._retried += 1
+                log.warning("telemetry.away", queued=len(self._queue), error=error.message)
+            closing = asyncio.ensure_future(self._closing.wait())
+            pause = asyncio.ensure_future(self._clock.sleep(AGAIN_SECONDS))
+            try:
+                await asyncio.wait([closing, pause], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                closing.cancel()
+                pause.cancel()
 
     def _tell(self, notice: Notice) -> None:
         """Warn of a quota that is near or hit, each once an hour."""
@@ -197,12 +234,12 @@ class Telemetry:
 
     async def sweep(self) -> int:
         """Delete what is too old or too much; how many rows that was."""
-        slices = self._writer.sweep(now_ns=self._clock.now_ns())
         expired = 0
-        while (rows := await self._in_pen(lambda: next(slices, None))) is not None:
-            expired += rows
-            self._expired += rows
-        self._used_bytes = await self._in_pen(lambda: self._writer.used_bytes)
+        async with aclosing(self._engine.sweep(now_ns=self._clock.now_ns())) as slices:
+            async for rows in slices:
+                expired += rows
+                self._expired += rows
+        self._used_bytes = await self._engine.used_bytes()
         return expired
 
     async def _sweeping(self) -> None:
@@ -212,13 +249,6 @@ class Telemetry:
                 await self.sweep()
             except FleetplaneError as error:  # tried again at the next turn
                 log.error("telemetry.sweep_failed", error=error.message)
-
-    async def _in_pen(self, work: Callable[[], T]) -> T:
-        def translated() -> T:
-            with database.translated(self._path):
-                return work()
-
-        return await asyncio.get_running_loop().run_in_executor(self._pen, translated)
 
     # Asking.
 
@@ -234,7 +264,7 @@ class Telemetry:
     ) -> Mapping[str, Sequence[Sample]]:
         """By source, its last points in a stretch, newest first; without sources that have none."""
         return await self._ask(
-            lambda reader: reader.latest(scope, series, sources, from_ns=from_ns, to_ns=to_ns, count=count)
+            lambda engine: engine.latest(scope, series, sources, from_ns=from_ns, to_ns=to_ns, count=count)
         )
 
     async def growth(
@@ -245,7 +275,7 @@ class Telemetry:
         What it stood at when it was first seen is not growth: nobody knows since when.
         """
         return await self._ask(
-            lambda reader: reader.growth(
+            lambda engine: engine.growth(
                 scope, series, sources, from_ns=from_ns, to_ns=to_ns, lookback_ns=LOOKBACK_NS
             )
         )
@@ -262,7 +292,7 @@ class Telemetry:
     ) -> Sequence[Bucket]:
         """The points of all these sources, in stretches of equal length from `from_ns` on."""
         return await self._ask(
-            lambda reader: reader.buckets(
+            lambda engine: engine.buckets(
                 scope, series, sources, from_ns=from_ns, to_ns=to_ns, width_ns=width_ns
             )
         )
@@ -272,35 +302,27 @@ class Telemetry:
     ) -> Sequence[FoundSummary]:
         """What lines came to, in stretches of up to `step_seconds`, wider where they are old."""
         return await self._ask(
-            lambda reader: reader.summaries(
+            lambda engine: engine.summaries(
                 scope, stream, from_ns=from_ns, to_ns=to_ns, step_seconds=step_seconds
             )
         )
 
     async def lines(self, query: LineQuery) -> LinePage:
-        return await self._ask(lambda reader: reader.lines(query))
+        return await self._ask(lambda engine: engine.lines(query))
 
-    async def _ask(self, question: Callable[[Reader], T]) -> T:
-        if self._closed or self._asking >= QUESTIONS_LIMIT:
+    async def _ask(self, question: Callable[[TelemetryEngine], Awaitable[T]]) -> T:
+        if self._closing.is_set() or self._asking >= QUESTIONS_LIMIT:
             raise Unavailable("too many telemetry queries are waiting", retry_after_seconds=1.0)
-
-        def work() -> T:
-            reader = self._readers.get()
-            try:
-                return question(reader)
-            finally:
-                self._readers.put(reader)
-
         self._asking += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._eyes, work)
+            return await question(self._engine)
         finally:
             self._asking -= 1
 
     @property
-    def written(self) -> int:
-        """How many points and lines were written since we opened."""
-        return self._written
+    def stamp(self) -> int:
+        """Another whenever points or lines were written since, here or by another server."""
+        return self._written + self._engine.stamp
 
     def statistics(self) -> TelemetryStatistics:
         return TelemetryStatistics(
@@ -312,8 +334,17 @@ class Telemetry:
             ignored=self._ignored,
             over_quota=self._over_quota,
             evicted=self._evicted,
+            retried=self._retried,
             lost=self._lost,
             expired=self._expired,
-            series=self._writer.series,
+            series=self._engine.series,
             used_bytes=self._used_bytes,
         )
+
+
+async def _engine(path: Path, url: str, limits: TelemetryLimits, *, only_reads: bool) -> TelemetryEngine:
+    if not url:
+        return await SqliteTelemetry.open(path, limits)
+    from fleetplane.kernel.telemetry.postgres.engine import PostgresTelemetry
+
+    return await PostgresTelemetry.open(url, limits, only_reads=only_reads)

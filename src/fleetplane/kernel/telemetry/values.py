@@ -15,6 +15,8 @@ LINE_LIMIT_BYTES = 64 * 1024
 BUCKETS_LIMIT = 10_000
 """A week by the minute."""
 PAGE_LIMIT = 1_000
+NAMES_LIMIT = 600
+"""Characters of scope, series or stream, and source together: a database's index takes some 2,700 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +33,11 @@ class Point:
 
     @property
     def is_sound(self) -> bool:
-        return 0 <= self.at_ns < MOMENT_LIMIT_NS and math.isfinite(self.value)
+        return (
+            0 <= self.at_ns < MOMENT_LIMIT_NS
+            and math.isfinite(self.value)
+            and len(self.scope) + len(self.series) + len(self.source) <= NAMES_LIMIT
+        )
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -62,6 +68,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             0 <= self.at_ns < MOMENT_LIMIT_NS
             and 0 <= self.code < MOMENT_LIMIT_NS
             and len(self.body) <= LINE_LIMIT_BYTES
+            and len(self.scope) + len(self.stream) + len(self.source) <= NAMES_LIMIT
         )
 
 
@@ -156,9 +163,11 @@ class TelemetryStatistics:
     """Points of new series that their source, tenant or the server had no room for."""
     evicted: int
     """Series that gave way to those of somebody who had fewer."""
+    retried: int
+    """Attempts to write a batch that failed because the database was away; the batch waits."""
     lost: int
     """Rows taken and not written: the database failed."""
     expired: int
-    """Rows deleted for their age, or to make room."""
+    """Rows deleted for their age, or to make room; or that were too old when they came."""
     series: int
     used_bytes: int

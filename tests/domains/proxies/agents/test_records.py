@@ -242,7 +242,7 @@ async def test_what_agents_send_over_grpc_is_kept_before_rest_is_asked(tmp_path:
 
 
 async def test_rest_answers_from_what_was_reported(tmp_path: Path) -> None:
-    async with Telemetry.open(tmp_path / "t.db", clock := SystemClock()) as telemetry:
+    async with Telemetry.open(tmp_path / "t.db", clock := VirtualClock(start_ns=NOW + HOUR)) as telemetry:
         records = AgentRecords(telemetry)
         async with rest_api(tmp_path, records=records) as api:
             _, workspace = await api.workspace()

@@ -7,7 +7,6 @@ import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from support.shared.telemetry_place import TelemetryPlace
 
 from fleetplane.domains.proxies.agents.metrics import TrafficCollector
 from fleetplane.domains.proxies.agents.telemetry import AgentRecords
@@ -157,9 +157,9 @@ def entries(count: int, at: int, *, host: str = "h1", name: str = "a", **said: s
 
 
 @asynccontextmanager
-async def records(folder: Path) -> AsyncIterator[tuple[AgentRecords, Telemetry, VirtualClock]]:
+async def records(place: TelemetryPlace) -> AsyncIterator[tuple[AgentRecords, Telemetry, VirtualClock]]:
     clock = VirtualClock()
-    async with Telemetry.open(folder / "t.db", clock) as telemetry:
+    async with place.opened(clock) as telemetry:
         yield AgentRecords(telemetry), telemetry, clock
 
 
@@ -167,8 +167,10 @@ async def told(kept: AgentRecords, start: int, stop: int, **only: Any) -> Any:
     return await kept.requests(SCOPE, from_ns=start * NS, to_ns=stop * NS, step_seconds=60, **only)
 
 
-async def test_lines_that_are_sent_again_count_once_and_streams_do_not(tmp_path: Path) -> None:
-    async with records(tmp_path) as (kept, telemetry, clock):
+async def test_lines_that_are_sent_again_count_once_and_streams_do_not(
+    telemetry_place: TelemetryPlace,
+) -> None:
+    async with records(telemetry_place) as (kept, telemetry, clock):
         now = clock.now_ns() // NS
         batch = pb.LogBatch(entries=entries(100, now))
         half = pb.LogBatch(entries=[*list(entries(150, now))[50:], *entries(10, now, host="h2")])
@@ -188,8 +190,8 @@ async def test_lines_that_are_sent_again_count_once_and_streams_do_not(tmp_path:
         assert (await told(kept, now - 7200, now - 3600)).total.requests == 0
 
 
-async def test_old_stretches_grow_wider_and_nothing_is_lost(tmp_path: Path) -> None:
-    async with records(tmp_path) as (kept, telemetry, clock):
+async def test_old_stretches_grow_wider_and_nothing_is_lost(telemetry_place: TelemetryPlace) -> None:
+    async with records(telemetry_place) as (kept, telemetry, clock):
         now = clock.now_ns() // NS
         moments = [
             now - 36 * DAY,
@@ -210,9 +212,11 @@ async def test_old_stretches_grow_wider_and_nothing_is_lost(tmp_path: Path) -> N
         assert min(one.at_seconds for one in found) >= now - 36 * DAY + 1, "older than 35 days is gone"
 
 
-async def test_requests_are_told_by_location_and_upstream_also_when_they_are_old(tmp_path: Path) -> None:
+async def test_requests_are_told_by_location_and_upstream_also_when_they_are_old(
+    telemetry_place: TelemetryPlace,
+) -> None:
     here, there = {"location": "/", "upstream_id": "u1"}, {"location": "/api/", "upstream_id": "u1"}
-    async with records(tmp_path) as (kept, telemetry, clock):
+    async with records(telemetry_place) as (kept, telemetry, clock):
         now = clock.now_ns() // NS
         for at in (now - 20 * DAY, now - 5 * 3600, now):
             for count, said in ((3, here), (4, there), (5, {"location": "/x"}), (6, {})):
@@ -243,8 +247,8 @@ def test_a_place_is_read_as_it_was_written_and_a_cut_one_keeps_its_host() -> Non
     assert Place.parse("h").host == "h"
 
 
-async def test_counters_grow_by_what_is_new(tmp_path: Path) -> None:
-    async with records(tmp_path) as (kept, telemetry, clock):
+async def test_counters_grow_by_what_is_new(telemetry_place: TelemetryPlace) -> None:
+    async with records(telemetry_place) as (kept, telemetry, clock):
         now = clock.now_ns() // NS
         for count in (5, 8, 8):
             await kept.logs(agent("a1"), pb.LogBatch(entries=entries(count, now)), now_ns=clock.now_ns())
@@ -269,7 +273,9 @@ def test_a_report_of_nothing_is_empty() -> None:
     assert AccessSummarizer().merged([]) == msgspec.msgpack.encode(Summary())
 
 
-async def test_what_a_hostile_agent_says_costs_nobody_else_their_lines(tmp_path: Path) -> None:
+async def test_what_a_hostile_agent_says_costs_nobody_else_their_lines(
+    telemetry_place: TelemetryPlace,
+) -> None:
     """Sums that no summary could hold, latencies of every size, and a new virtual host with every line."""
     huge = Summary(received=BYTES_MOST, sent=BYTES_MOST)
     huge.count([row(request_length="9" * 15, bytes_sent="9" * 15)])
@@ -278,7 +284,7 @@ async def test_what_a_hostile_agent_says_costs_nobody_else_their_lines(tmp_path:
     small = Summary()
     small.count([row(response_time_ms=f"1e-{power}") for power in range(3, 300)])
     assert len(small.bins) == 1
-    async with records(tmp_path) as (kept, telemetry, clock):
+    async with records(telemetry_place) as (kept, telemetry, clock):
         now = clock.now_ns() // NS
         many = [one for number in range(SUBJECTS_LIMIT + 5) for one in entries(1, now, host=f"h{number}")]
         await kept.logs(agent("a1"), pb.LogBatch(entries=many), now_ns=clock.now_ns())

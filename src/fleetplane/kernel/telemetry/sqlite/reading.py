@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.kernel.telemetry import database, summaries
+from fleetplane.kernel.telemetry.questions import check_buckets, moment, page_start
+from fleetplane.kernel.telemetry.sqlite import database, summing
 from fleetplane.kernel.telemetry.summaries import FoundSummary
 from fleetplane.kernel.telemetry.values import (
-    BUCKETS_LIMIT,
-    MOMENT_LIMIT_NS,
-    PAGE_LIMIT,
     Bucket,
     FoundLine,
     LinePage,
@@ -52,8 +48,6 @@ _PAGE = (
     + _MATCHES
     + " AND (at_ns, mark) < (:last_ns, :last_mark) ORDER BY at_ns DESC, mark DESC LIMIT :limit"
 )
-_CURSOR = re.compile(r"([0-9]{1,19})\.([0-9]{1,19})")
-_NEWEST_MARK = (1 << 63) - 1
 
 
 class Reader:
@@ -69,11 +63,9 @@ class Reader:
     def summaries(
         self, scope: str, stream: str, *, from_ns: int, to_ns: int, step_seconds: int = 0
     ) -> Sequence[FoundSummary]:
-        from_ns, to_ns = _moment(from_ns), _moment(to_ns)
+        from_ns, to_ns = moment(from_ns), moment(to_ns)
         with self._asking() as ask:
-            return summaries.found(
-                ask, scope, stream, from_ns=from_ns, to_ns=to_ns, step_seconds=step_seconds
-            )
+            return summing.found(ask, scope, stream, from_ns=from_ns, to_ns=to_ns, step_seconds=step_seconds)
 
     def latest(
         self,
@@ -85,7 +77,7 @@ class Reader:
         to_ns: int,
         count: int,
     ) -> Mapping[str, Sequence[Sample]]:
-        from_ns, to_ns = _moment(from_ns), _moment(to_ns)
+        from_ns, to_ns = moment(from_ns), moment(to_ns)
         with self._asking() as ask:
             return {
                 source: [Sample(at_ns=at_ns, value=value) for at_ns, value in rows]
@@ -103,7 +95,7 @@ class Reader:
         to_ns: int,
         lookback_ns: int,
     ) -> Mapping[str, float]:
-        from_ns, to_ns = _moment(from_ns), _moment(to_ns)
+        from_ns, to_ns = moment(from_ns), moment(to_ns)
         grown = {}
         with self._asking() as ask:
             for number, source in self._series(scope, series, sources):
@@ -125,9 +117,8 @@ class Reader:
         to_ns: int,
         width_ns: int,
     ) -> Sequence[Bucket]:
-        from_ns, to_ns = _moment(from_ns), _moment(to_ns)
-        if width_ns < 1 or (to_ns - from_ns) / width_ns > BUCKETS_LIMIT:
-            raise InvalidArgument(f"not between 1 and {BUCKETS_LIMIT} buckets")
+        from_ns, to_ns = moment(from_ns), moment(to_ns)
+        check_buckets(from_ns, to_ns, width_ns)
         made: dict[int, Bucket] = {}
         with self._asking() as ask:
             for number, _ in self._series(scope, series, sources):
@@ -144,9 +135,7 @@ class Reader:
         return [made[index] for index in sorted(made)]
 
     def lines(self, query: LineQuery) -> LinePage:
-        if not 1 <= query.limit <= PAGE_LIMIT:
-            raise InvalidArgument(f"must be between 1 and {PAGE_LIMIT}", field="limit")
-        last_ns, last_mark = _place(query)
+        last_ns, last_mark = page_start(query)
         with self._asking() as ask:
             channel = ask.execute(
                 "SELECT id FROM channels WHERE scope = ? AND stream = ?", (query.scope, query.stream)
@@ -155,8 +144,8 @@ class Reader:
                 return LinePage(lines=(), total=0, cursor="")
             asked = {
                 "channel": channel[0],
-                "start": _moment(query.from_ns),
-                "stop": _moment(query.to_ns),
+                "start": moment(query.from_ns),
+                "stop": moment(query.to_ns),
                 "low": query.code_low,
                 "high": query.code_high,
                 "source": query.source,
@@ -207,18 +196,3 @@ def _together(one: Bucket, other: Bucket) -> Bucket:
         lowest=min(one.lowest, other.lowest),
         highest=max(one.highest, other.highest),
     )
-
-
-def _moment(at_ns: int) -> int:
-    """Within what the database can count; nothing lies outside."""
-    return min(max(at_ns, 0), MOMENT_LIMIT_NS)
-
-
-def _place(query: LineQuery) -> tuple[int, int]:
-    """Before which line the page begins."""
-    if not query.cursor:
-        return _moment(query.to_ns), _NEWEST_MARK
-    found = _CURSOR.fullmatch(query.cursor)
-    if found is None or int(found[1]) > MOMENT_LIMIT_NS or int(found[2]) > _NEWEST_MARK:
-        raise InvalidArgument("is not a cursor of this list", field="cursor")
-    return int(found[1]), int(found[2])

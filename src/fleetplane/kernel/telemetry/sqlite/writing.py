@@ -5,18 +5,18 @@ Raises the database's errors as they are.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from pathlib import Path
 
-from fleetplane.kernel.telemetry import database, summaries
+from fleetplane.kernel.telemetry.engine import Written
 from fleetplane.kernel.telemetry.fair_queue import tenant_of
-from fleetplane.kernel.telemetry.series_quota import Admission, SeriesQuota
+from fleetplane.kernel.telemetry.rows import SeriesState, marks
+from fleetplane.kernel.telemetry.series_quota import EVICT_SHARE, Admission, Admissions, SeriesQuota
+from fleetplane.kernel.telemetry.sqlite import database, summing
 from fleetplane.kernel.telemetry.summaries import Summarizer
 from fleetplane.kernel.telemetry.values import Line, Point, TelemetryLimits
 from fleetplane.kernel.values.times import NS
@@ -32,10 +32,6 @@ SUMMARIES_SHARE = 0.25
 """Of the size, that summaries of one tenant may take while there is not enough."""
 POINT_BYTES = 40
 """About what a point takes in the file."""
-EVICT_SHARE = 0.05
-"""Of the largest source's series that give way at once, the stalest: so as not to look for them each time."""
-NOTICES_LIMIT = 100
-"""Told of one batch."""
 
 _FIND_SERIES = "SELECT id FROM series WHERE scope = ? AND name = ? AND source = ?"
 _INSERT_SERIES = "INSERT INTO series (scope, name, source) VALUES (?, ?, ?)"
@@ -80,54 +76,20 @@ _SENDER = attrgetter("scope", "stream", "source")
 _LineRow = tuple[int, int, int, int, str, str, str, bytes]
 
 
-@dataclass(slots=True)
-class _Series:
-    """Where a series stands: the last point written, and what its counter had lost to restarts."""
-
-    id: int
-    at_ns: int = -1
-    value: float = 0.0
-    base: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
-    """A quota that is near, or hit."""
-
-    quota: str
-    """`source`, `tenant` or `all`."""
-    scope: str
-    source: str
-    used: int
-    limit: int
-    hit: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    rows: int
-    ignored: int
-    over_quota: int = 0
-    evicted: int = 0
-    notices: Sequence[Notice] = ()
-
-
 class Writer:
     def __init__(self, path: Path, limits: TelemetryLimits) -> None:
         self._limits = limits
         self._connection = database.connect(path, for_writing=True)
         self.summarizers: dict[str, Summarizer] = {}
         """By stream."""
-        self._known: dict[tuple[str, str, str], _Series] = {}
+        self._known: dict[tuple[str, str, str], SeriesState] = {}
         self._channels: dict[tuple[str, str], int] = {}
         self._quota = self._counted()
         self._shares: Counter[tuple[str, int, str]] = Counter()
         """Rows of this batch, and their bytes, that are not in the table of shares yet."""
         self._share_bytes: Counter[tuple[str, int, str]] = Counter()
         self._over_quota = self._evicted = 0
-        self._notices: dict[tuple[str, str, str, bool], Notice] = {}
-        self._refused: set[tuple[str, str]] = set()
-        """Sources that were refused a series in this batch: to find out whether there is room costs time."""
+        self._admissions = Admissions(self._quota)
 
     @property
     def series(self) -> int:
@@ -147,8 +109,7 @@ class Writer:
     def write(self, points: Sequence[Point], lines: Sequence[Line]) -> Written:
         """All of it, or nothing and an error."""
         self._over_quota = self._evicted = 0
-        self._notices.clear()
-        self._refused.clear()
+        self._admissions = Admissions(self._quota)
         try:
             with database.transaction(self._connection):
                 rows = self._many(_INSERT_POINT, list(self._point_rows(points)))
@@ -162,7 +123,7 @@ class Writer:
             ignored=len(points) + len(lines) - rows - self._over_quota,
             over_quota=self._over_quota,
             evicted=self._evicted,
-            notices=tuple(self._notices.values()),
+            notices=self._admissions.notices,
         )
 
     def _write_lines(self, lines: Sequence[Line]) -> int:
@@ -181,7 +142,7 @@ class Writer:
             if (summarizer := self.summarizers.get(stream)) is not None:
                 channels = {kind: self._channel(scope, kind) for kind in summarizer.kinds}
                 fresh = [line for line in theirs if id(line) not in again] if again else theirs
-                summaries.sum_up(self._connection, summarizer, channels, source, fresh)
+                summing.sum_up(self._connection, summarizer, channels, source, fresh)
         return len(rows) - len(again)
 
     def _insert_lines(self, rows: Sequence[tuple[_LineRow, Line]]) -> AbstractSet[int]:
@@ -221,16 +182,11 @@ class Writer:
             if series is None:
                 self._over_quota += 1
                 continue
-            if point.counter:
-                if point.at_ns <= series.at_ns:
-                    continue  # between which restarts it belongs can no longer be told
-                if point.value < series.value:
-                    series.base += series.value
-            series.at_ns, series.value = max(point.at_ns, series.at_ns), point.value
-            self._shares[(point.scope, 0, point.source)] += 1
-            yield (series.id, point.at_ns, point.value, series.base)
+            if (row := series.take(point)) is not None:
+                self._shares[(point.scope, 0, point.source)] += 1
+                yield row
 
-    def _series(self, point: Point) -> _Series | None:
+    def _series(self, point: Point) -> SeriesState | None:
         """None if there are too many."""
         key = (point.scope, point.series, point.source)
         if (known := self._known.get(key)) is not None:
@@ -238,46 +194,23 @@ class Writer:
         found = self._connection.execute(_FIND_SERIES, key).fetchone()
         if found is not None:
             last = self._connection.execute(_LAST_POINT, found).fetchone()
-            known = _Series(found[0], *(last or ()))
+            known = SeriesState(found[0], *(last or ()))
         elif not self._admits(point.scope, point.source):
             return None
         else:
             made = self._connection.execute(_INSERT_SERIES, key).lastrowid
             assert made is not None
             self._quota.count(point.scope, point.source)
-            known = _Series(made)
+            known = SeriesState(made)
         self._known[key] = known
         return known
 
     def _admits(self, scope: str, source: str) -> bool:
         """Whether there is room for another series of a source, if need be by making some."""
-        if (scope, source) in self._refused:
-            return False
-        if (near := self._quota.near(scope, source)) is not None:
-            self._notice(*near, scope=scope, source=source, hit=False)
-        match self._quota.admit(scope, source):
-            case Admission.YES:
-                return True
-            case Admission.EVICT:
-                self._evict(*self._quota.largest())
-                return True
-            case full:
-                limits = self._limits
-                used, limit = {
-                    Admission.SOURCE_FULL: (self._quota.of_source(scope, source), limits.source_series),
-                    Admission.TENANT_FULL: (self._quota.of_tenant(scope), limits.tenant_series),
-                }.get(full, (self._quota.total, limits.series))
-                self._notice(full, used, limit, scope=scope, source=source, hit=True)
-                self._refused.add((scope, source))
-                return False
-
-    def _notice(self, quota: str, used: int, limit: int, *, scope: str, source: str, hit: bool) -> None:
-        key = (str(quota), scope, source, hit)
-        if len(self._notices) < NOTICES_LIMIT:
-            self._notices.setdefault(
-                key,
-                Notice(quota=str(quota), scope=scope, source=source, used=used, limit=limit, hit=hit),
-            )
+        found = self._admissions.admit(scope, source)
+        if found is Admission.EVICT:
+            self._evict(*self._admissions.quota.largest())
+        return found in (Admission.YES, Admission.EVICT)
 
     def _evict(self, scope: str, source: str) -> None:
         """Drop the stalest series of a source that has more than others."""
@@ -292,9 +225,7 @@ class Writer:
             self._known.pop((scope, name, source), None)
             self._quota.count(scope, source, -1)
             self._evicted += 1
-        self._notice(
-            "evicted", self._quota.of_source(scope, source), len(theirs), scope=scope, source=source, hit=True
-        )
+        self._admissions.evicted(scope, source, before=len(theirs))
 
     def _forget(self) -> None:
         self._known.clear()
@@ -322,7 +253,7 @@ class Writer:
         yield from self._expire_lines(now_ns - round(limits.lines_age_seconds * NS))
         yield from self._expire_points(now_ns - round(limits.points_age_seconds * NS))
         oldest_ns = now_ns - round(limits.points_age_seconds * NS)
-        yield from summaries.age(
+        yield from summing.age(
             self._connection, self.summarizers.values(), now_ns=now_ns, oldest_ns=oldest_ns
         )
         yield from self._drop_empty_series()
@@ -381,7 +312,7 @@ class Writer:
         they go only where a tenant has made up too many.
         """
         tenant_bytes = round(self._limits.size_bytes * SUMMARIES_SHARE)
-        yield from summaries.shorten(self._connection, tenant_bytes=tenant_bytes)
+        yield from summing.shorten(self._connection, tenant_bytes=tenant_bytes)
         while self.used_bytes > target_bytes and (victim := self._largest(lines=True)) is not None:
             scope, channel, source = victim
             rows = self._delete_lines(
@@ -430,10 +361,6 @@ class Writer:
 
 
 def _line_rows(channel: int, source: str, lines: Sequence[Line]) -> Iterator[_LineRow]:
-    """As they lie in the table. A mark is made of who sent a line and of its identity."""
-    begun = hashlib.blake2b(f"{source}\0".encode(), digest_size=8)
-    for line in lines:
-        mark = begun.copy()
-        mark.update(line.identity.encode())
-        number = int.from_bytes(mark.digest(), "big") >> 1  # what is left fits the database's integers
-        yield channel, line.at_ns, number, line.code, source, line.subject, line.action, line.body
+    """As they lie in the table."""
+    for line, mark in zip(lines, marks(source, lines), strict=True):
+        yield channel, line.at_ns, mark, line.code, source, line.subject, line.action, line.body

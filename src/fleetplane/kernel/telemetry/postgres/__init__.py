@@ -1,0 +1,1 @@
+"""Telemetry in PostgreSQL, shared by several servers: tables of a day each, written by COPY."""

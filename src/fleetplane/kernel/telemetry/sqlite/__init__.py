@@ -1,0 +1,1 @@
+"""Telemetry in a file beside the store's."""
