@@ -22,6 +22,7 @@ LONG = (
     "tests/fleet/releases/test_agents_upgraded.py",
     "tests/docs/test_pages_run.py::test_the_page_about_the_command_line",
     "tests/test_standby_reads.py",
+    "tests/test_standby_grpc.py",
     "tests/bench/test_bench_edge.py",
     "tests/bench/test_bench_proxies.py",
     "tests/test_docs_site.py",

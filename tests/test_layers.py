@@ -24,9 +24,11 @@ LAYERS = (
     "assembly",
     "audit_keeper",
     "endpoints",
+    "grpc_apps",
     "housekeeping",
     "keys",
     "presenting",
+    "read_gate",
     "ready_file",
     "settings",
     "logs",
@@ -43,7 +45,17 @@ LAYERS = (
 )
 SAME_FLOOR = (
     {"server", "agents", "backups"},
-    {"assembly", "audit_keeper", "endpoints", "housekeeping", "keys", "presenting", "ready_file"},
+    {
+        "assembly",
+        "audit_keeper",
+        "endpoints",
+        "grpc_apps",
+        "housekeeping",
+        "keys",
+        "presenting",
+        "read_gate",
+        "ready_file",
+    },
     {"settings", "logs"},
     {"sections", "environment"},
 )

@@ -7,27 +7,25 @@ import contextlib
 import math
 import os
 import signal
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from fleetplane import __version__, assembly, endpoints, housekeeping, ready_file
 from fleetplane.audit_keeper import AuditKeeper, anchors
-from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
-from fleetplane.fleet.people.door import is_of_people
-from fleetplane.kernel.access import AccessTable, Grant, Principal, Role
+from fleetplane.domains.blueprint import Domain, Kernel
+from fleetplane.grpc_apps import LOCAL_PRINCIPAL, compose, cut_off, keep_to_rights
 from fleetplane.kernel.attention import Attention, AttentionCollector
 from fleetplane.kernel.audit import archive as audit_archive
 from fleetplane.kernel.clock import Clock, SystemClock
-from fleetplane.kernel.errors import FleetplaneError, IntegrityError, SettingsError
+from fleetplane.kernel.errors import IntegrityError, SettingsError
 from fleetplane.kernel.identity import Authority
-from fleetplane.kernel.identity.certificates import peer_identity
 from fleetplane.kernel.identity.operators import Operators
-from fleetplane.kernel.identity.revocation import Revocations, Revoked
+from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.revocation_lists import RevocationLists
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.private_directory import ensure_private
@@ -44,18 +42,13 @@ from fleetplane.keys import MasterKeys
 from fleetplane.offline import DataDirectory
 from fleetplane.presenting import Presenting
 from fleetplane.rpc import (
-    Authentication,
-    Authenticator,
     CallStatistics,
-    Connection,
-    FixedPrincipal,
     GrpcApp,
     Listener,
     ListenerSpec,
-    MethodTable,
     open_listener,
 )
-from fleetplane.rpc.introspection import HealthBoard, add_reflection, introspection_methods
+from fleetplane.rpc.introspection import HealthBoard
 from fleetplane.rpc.listening.descriptors import connections_of
 from fleetplane.rpc.listening.doors import Door
 from fleetplane.rpc.listening.warden import Warden, WardenCollector
@@ -70,13 +63,8 @@ from fleetplane.web.owner_socket import SESSION_SECONDS, OwnerSocket
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
-LOCAL_PRINCIPAL = Principal(name="local", roles=frozenset({Role("local")}))
-"""The principal of a caller at a socket that only this machine can reach."""
 INSISTING_SECONDS = 0.5
 """Signals this close together are one request: `timeout`, a terminal and a supervisor may each pass it on."""
-RIGHTS_SECONDS = 1.0
-"""How long a call may go on after what allowed it was taken away; a look at a call takes microseconds."""
-ANONYMOUS_PRINCIPAL = Principal(name="anonymous", roles=frozenset())
 
 
 Announce = Callable[[dict[str, list[str]], Sequence[str]], None]
@@ -151,9 +139,11 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             registry, token=settings.metrics.token, needs_token=endpoints.is_web_remote(settings), clock=clock
         )
         ops = OpsApp(registry, version=__version__, metrics=page)
-        ops.mount(mount for domain in domains for mount in domain.routes)
+        gate = reads.gate(store)
+        mounts = (mount for domain in domains for mount in domain.routes)
+        ops.mount(mounts if gate is None else map(gate.mount, mounts))
         health = HealthBoard()
-        apps = compose(blueprints, domains, calls, clock, health)
+        apps = compose(blueprints, domains, calls, clock, health, gate)
         revocations.subscribe(lambda revoked: cut_off(apps.values(), revoked))
         keeper = _audit_keeper(settings, keys, store, clock)
         registry.register(keeper)
@@ -307,53 +297,6 @@ def _audit_keeper(settings: Settings, keys: MasterKeys, store: Store, clock: Clo
     )
 
 
-def compose(
-    blueprints: Sequence[Blueprint],
-    domains: Sequence[Domain],
-    calls: CallStatistics,
-    clock: Clock,
-    health: HealthBoard,
-) -> dict[str, GrpcApp]:
-    """One application per gRPC listener; refuses a method without a row in the table."""
-    services = [service for domain in domains for service in domain.services]
-    names = sorted({service.listener for service in services})
-    table = MethodTable(
-        [
-            *(row for blueprint in blueprints for row in blueprint.methods),
-            *(row for service in services for row in service.rows),
-            *(row for name in names for row in introspection_methods(name)),
-        ]
-    )
-    grants: dict[Role, list[Grant]] = {}
-    for blueprint in blueprints:
-        for role, granted in blueprint.grants.items():
-            grants.setdefault(role, []).extend(granted)
-    apps = {}
-    for name in names:
-        authenticators: dict[Authentication, Authenticator] = {
-            Authentication.ANONYMOUS: FixedPrincipal(ANONYMOUS_PRINCIPAL),
-            Authentication.LOCAL: FixedPrincipal(LOCAL_PRINCIPAL),
-        }
-        for domain in domains:
-            authenticators.update(domain.authenticators.get(name, {}))
-        app = GrpcApp(
-            listener=name,
-            table=table,
-            access=AccessTable(grants),
-            authenticators=authenticators,
-            clock=clock,
-            statistics=calls,
-        )
-        for service in services:
-            if service.listener == name:
-                app.add_service(service.descriptor, service.servicer, raw_requests=service.raw_requests)
-        health.add_to(app)
-        add_reflection(app)
-        app.seal()
-        apps[name] = app
-    return apps
-
-
 def _collect(
     registry: CollectorRegistry, domains: Iterable[Domain], calls: CallStatistics, store: Store
 ) -> None:
@@ -363,33 +306,6 @@ def _collect(
     registry.register(StoreCollector(store))
     registry.register(BellCollector(store))
     registry.register(Merged(collector for domain in domains for collector in domain.collectors))
-
-
-def cut_off(apps: Iterable[GrpcApp], revoked: Revoked) -> None:
-    """End every call that a revoked principal, or one with a revoked certificate, has running anywhere."""
-    for app in apps:
-        if revoked.principal is not None:
-            app.end_calls_of(revoked.principal)
-        else:
-            app.end_calls_where(lambda connection: _serial_of(connection) == revoked.serial)
-
-
-async def keep_to_rights(apps: Collection[GrpcApp], clock: Clock) -> NoReturn:
-    """End calls of people and programs whose binding, token or login was taken from them meanwhile."""
-    while True:
-        await clock.sleep(RIGHTS_SECONDS)
-        for app in apps:
-            if ended := app.end_calls_without_right(is_of_people):
-                log.info("rpc.rights_ended", calls=ended)
-
-
-def _serial_of(connection: Connection) -> int | None:
-    if not connection.certificates:
-        return None
-    try:
-        return peer_identity(connection.certificates).serial
-    except FleetplaneError:  # a certificate that cannot be read was not let in
-        return None
 
 
 async def _drain(

@@ -50,7 +50,11 @@ ERRORS = FamilyErrors(
 BLUEPRINT = Blueprint(
     name="operators",
     kinds=(*own_accounts.KINDS, *token_sessions.KINDS, DEVICE_GRANT, USED_SIGN_IN),
-    methods=tuple(service_rows(_SERVICE, MANAGE, listener=LISTENER, authentication=Authentication.LOCAL)),
+    methods=tuple(
+        service_rows(
+            _SERVICE, MANAGE, listener=LISTENER, authentication=Authentication.LOCAL, reads=("ListTokens",)
+        )
+    ),
     grants={Role("local"): (Grant(permission=MANAGE),), **rights.GRANTS},
     operator_roles=tuple(rights.GRANTS),
 )

@@ -1,11 +1,12 @@
 """gRPC on ASGI: framing, status, metadata, deadlines, service binding and the method table."""
 
 from fleetplane.rpc.listening.listeners import Listener, ListenerSpec, TlsFiles, open_listener
-from fleetplane.rpc.methods import Authentication, MethodRow, MethodTable, Rate, service_rows
+from fleetplane.rpc.methods import Authentication, MethodRow, MethodTable, Needs, Rate, service_rows
 from fleetplane.rpc.serving.app import GrpcApp
 from fleetplane.rpc.serving.connection import Authenticator, Connection, FixedPrincipal
 from fleetplane.rpc.serving.context import CallContext
 from fleetplane.rpc.serving.framing import Framed
+from fleetplane.rpc.serving.gate import CallGate
 from fleetplane.rpc.serving.handlers import ImmediateAnswer
 from fleetplane.rpc.serving.limits import Bound, RpcLimits
 from fleetplane.rpc.statistics import CallStatistics, MethodStatistics
@@ -15,6 +16,7 @@ __all__ = [
     "Authenticator",
     "Bound",
     "CallContext",
+    "CallGate",
     "CallStatistics",
     "Connection",
     "FixedPrincipal",
@@ -26,6 +28,7 @@ __all__ = [
     "MethodRow",
     "MethodStatistics",
     "MethodTable",
+    "Needs",
     "Rate",
     "RpcLimits",
     "TlsFiles",

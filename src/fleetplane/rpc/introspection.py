@@ -14,9 +14,11 @@ from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
-from fleetplane.rpc.methods import Authentication, MethodRow
+from fleetplane.rpc.methods import Authentication, MethodRow, Needs
 from fleetplane.rpc.serving.app import GrpcApp
 
+READS = "fleetplane.reads"
+"""The name under which a server says that it answers reads, though it may refuse everything else."""
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
 _METHODS = (
     *(
@@ -38,6 +40,7 @@ def introspection_methods(listener: str) -> Iterator[MethodRow]:
             permission=None,
             # Clients that balance by health keep a watch open for as long as they live.
             endless=not method.endswith("/Check"),
+            needs=Needs.NOTHING,
         )
 
 
@@ -46,7 +49,8 @@ class HealthBoard:
 
     def __init__(self) -> None:
         self._servicer = health.aio.HealthServicer()
-        self._names: set[str] = {health.OVERALL_HEALTH}
+        self._names: set[str] = {health.OVERALL_HEALTH, READS}
+        self._reads: bool | None = None
 
     def add_to(self, app: GrpcApp) -> None:
         self._names.update(app.services())
@@ -55,6 +59,16 @@ class HealthBoard:
     async def serving(self) -> None:
         for name in sorted(self._names):
             await self._servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def standing_by(self, *, reads: bool) -> None:
+        """Nothing is served as a whole; reads are, for as long as this server is up to date."""
+        if self._reads is reads:
+            return
+        self._reads = reads
+        for name in sorted(self._names):
+            serves = reads and name == READS
+            status = health_pb2.HealthCheckResponse
+            await self._servicer.set(name, status.SERVING if serves else status.NOT_SERVING)
 
     async def draining(self) -> None:
         await self._servicer.enter_graceful_shutdown()

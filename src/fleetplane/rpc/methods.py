@@ -1,4 +1,5 @@
-"""The method table: for every method its listener, its authentication, its permission and its rate.
+"""The method table: for every method its listener, its authentication, its permission and its rate,
+and which servers of several may answer it.
 
 A method that is served without a row, or a row without a method, is a mistake that stops the
 server before it opens a port. Knows no transport.
@@ -26,6 +27,17 @@ class Authentication(StrEnum):
     """Local, and past the mode of a Unix socket: every user of the machine reaches a port on loopback."""
     CERTIFICATE = "certificate"
     TOKEN = "token"  # noqa: S105  # the name of a kind, not a secret
+
+
+class Needs(StrEnum):
+    """What a server must have, of several on one database, in order to answer a call."""
+
+    ACTIVE = "active"
+    """The seat: the call writes, or depends on agents that are connected to the server which writes."""
+    STORE = "store"
+    """An up-to-date copy of the store: the call only reads it."""
+    NOTHING = "nothing"
+    """Nothing: the call is about the process itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +70,7 @@ class MethodRow:
     """A streaming request's message over that limit is given as a `CutMessage`, and not refused."""
     endless: bool = False
     """A stream without an end of its own: ended as soon as the server stops, not awaited."""
+    needs: Needs = Needs.ACTIVE
 
     def __post_init__(self) -> None:
         service, slash, method = self.path.removeprefix("/").partition("/")
@@ -76,8 +89,14 @@ def service_rows(
     rate: Rate | None = None,
     endless: Collection[str] = (),
     endless_concurrency: int | None = None,
+    reads: Collection[str] = (),
 ) -> Iterator[MethodRow]:
-    """The rows of a whole service: one permission for all of its methods, or one for each by name."""
+    """The rows of a whole service: one permission for all of its methods, or one for each by name.
+
+    `reads` names the methods that only read the store.
+    """
+    if unknown := sorted(set(reads) - {method.name for method in service.methods}):
+        raise SettingsError(f"{service.full_name} has no method {', '.join(unknown)}")
     needed = (
         permission
         if isinstance(permission, Mapping)
@@ -92,6 +111,7 @@ def service_rows(
             rate=rate,
             concurrency=endless_concurrency if method in endless else None,
             endless=method in endless,
+            needs=Needs.STORE if method in reads else Needs.ACTIVE,
         )
 
 

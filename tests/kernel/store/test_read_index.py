@@ -4,68 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from support.shared.memory_engine import Link, MemoryDatabase, MemoryEngine
+from support.shared.server_pair import Pair, with_pair
 from support.shared.storekit import KINDS, SCOPE, THING, put
 from support.shared.virtual_loop import LoopClock, run
 
 from fleetplane.kernel.errors import IntegrityError, OutcomeUnknown, Unavailable
-from fleetplane.kernel.store import Store, StoreSettings
+from fleetplane.kernel.store import StoreSettings
 from fleetplane.kernel.store.engine import Author, Mark, Outcome, WriteGroup
 from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS
 from fleetplane.kernel.store.servers.standby import Standby
 
 READERS = 50
-
-
-@dataclass
-class Pair:
-    """An active server, and one that stands by."""
-
-    active: Store
-    standby: Standby
-    link: Link
-    """From the one that stands by to the database."""
-
-
-@asynccontextmanager
-async def pair() -> AsyncIterator[Pair]:
-    chance = random.Random(1)
-    clock = LoopClock(chance)
-    database = MemoryDatabase(clock.now_ns)
-    links = [Link(chance=chance), Link(chance=chance, delay_seconds=0.02)]
-    one, two = [
-        await Standby.load(
-            MemoryEngine(database, link),
-            StoreSettings(path=Path("/nowhere")),
-            server=name,
-            kinds=KINDS,
-            clock=clock,
-        )
-        for name, link in zip(("one", "two"), links, strict=True)
-    ]
-    async with one.active() as store:
-        waiting = asyncio.create_task(two.seat.wait("two", 1))
-        try:
-            await asyncio.sleep(1)
-            yield Pair(active=store, standby=two, link=links[1])
-        finally:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
-
-
-def with_pair(work: Callable[[Pair], Awaitable[None]]) -> None:
-    async def both() -> None:
-        async with pair() as servers:
-            await work(servers)
-
-    run(both())
 
 
 def test_what_was_acknowledged_before_a_read_began_is_in_its_answer() -> None:
@@ -108,6 +62,19 @@ def test_a_server_that_cannot_renew_its_seat_refuses_reads() -> None:
             await index.confirm()
         await asyncio.sleep(1)
         await index.confirm()
+
+    with_pair(work)
+
+
+def test_a_database_that_does_not_answer_is_not_waited_for_longer_than_its_answer_would_count() -> None:
+    async def work(servers: Pair) -> None:
+        index, loop = servers.standby.index, asyncio.get_running_loop()
+        servers.link.delay_seconds = 60.0
+        begun = loop.time()
+        asked = [asyncio.create_task(index.confirm()) for _ in range(READERS)]
+        refused = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(isinstance(one, Unavailable) for one in refused)
+        assert loop.time() - begun <= FRESH_SECONDS + 0.1
 
     with_pair(work)
 

@@ -120,9 +120,9 @@ async def test_a_version_of_another_lineage_is_not_taken_for_nothing_has_changed
             reader = GpuReader(store, Gpus(store, GpuPolicy()))
             for version in (1, 500, settings.first_revision - 1):
                 with pytest.raises(Compacted):
-                    store.watch(GPU, GPU_SCOPE, after=reader._resume_from(version))
+                    store.watch(GPU, GPU_SCOPE, after=await reader._resume_from(version))
             listed = store.kind_revision(GPU)  # what a list of nothing is of, and may be watched from
-            assert store.watch(GPU, GPU_SCOPE, after=reader._resume_from(listed)).revision == listed
+            assert store.watch(GPU, GPU_SCOPE, after=await reader._resume_from(listed)).revision == listed
 
 
 # Set back.

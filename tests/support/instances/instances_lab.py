@@ -20,6 +20,7 @@ from fleetplane.domains.instances.providers.contract import CreateRequest, Provi
 from fleetplane.domains.instances.providers.mock.provider import MockProvider
 from fleetplane.domains.instances.records.groups import SilencePolicy
 from fleetplane.domains.instances.server import BLUEPRINT, InstanceDomain, InstanceOptions
+from fleetplane.grpc_apps import compose, cut_off
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.authority import WORKLOAD
@@ -32,7 +33,6 @@ from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.presenting import Presenting
 from fleetplane.rpc import CallStatistics, Listener, ListenerSpec, open_listener
 from fleetplane.rpc.introspection import HealthBoard
-from fleetplane.server import compose, cut_off
 
 TENANT = "acme"
 CONFIG_PATH = "shard/local/config.jsonc"

@@ -26,6 +26,7 @@ from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.errors import Unauthenticated
 from fleetplane.rpc import (
     Authentication,
+    CallGate,
     CallStatistics,
     Connection,
     FixedPrincipal,
@@ -77,6 +78,7 @@ def make_app(
     seal: bool = True,
     watch_departures: bool = False,
     clock: Clock | None = None,
+    gate: CallGate | None = None,
 ) -> GrpcApp:
     app = GrpcApp(
         listener="probe",
@@ -91,6 +93,7 @@ def make_app(
         statistics=statistics or CallStatistics(),
         limits=limits,
         watch_departures=watch_departures,
+        gate=gate,
     )
     app.add_service(service_descriptor(), probe)
     if seal:

@@ -29,6 +29,7 @@ DIRECTORY = "releases"
 """In the data directory."""
 FREEZABLE = Freezable(stops="upgrading agents", scopes=("agents/{domain}",))
 _ADMIN = releases_pb2.DESCRIPTOR.services_by_name["ReleaseAdmin"]
+_READS = ("ListReleases", "GetRelease")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,9 @@ class ReleaseSide:
         self.releases = Releases(kernel.store, kernel.clock, Shelf(options.directory), options.key)
         self.check_ins = CheckIns(kernel.store, kernel.clock, self.releases, registers, options.policy)
         self.subject = AgentVersions(kernel.store, self.check_ins)
-        rows = service_rows(_ADMIN, manage, listener=listener, authentication=Authentication.LOCAL)
+        rows = service_rows(
+            _ADMIN, manage, listener=listener, authentication=Authentication.LOCAL, reads=_READS
+        )
         self.services: Sequence[Service] = (
             Service(
                 listener=listener,

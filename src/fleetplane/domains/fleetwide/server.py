@@ -61,14 +61,21 @@ MANAGE = Permission("fleet.manage")
 
 _ROLLOUTS = rollouts_pb2.DESCRIPTOR.services_by_name["RolloutAdmin"]
 _SERVICE = fleet_pb2.DESCRIPTOR.services_by_name["FleetAdmin"]
+_SERVICES = (
+    (_SERVICE, ("Explain", "Describe", "ListFreezes")),
+    (_ROLLOUTS, ("ListSubjects", "GetRollout", "ListRollouts", "ListRolloutPolicies")),
+)
+"""Each with the methods that only read the store."""
 
 BLUEPRINT = Blueprint(
     name="fleetwide",
     kinds=(PLAN, *ROLLOUT_KINDS, *RELEASE_KINDS, ACCOUNT, FREEZE, LEASE),
     methods=tuple(
         row
-        for service in (_SERVICE, _ROLLOUTS)
-        for row in service_rows(service, MANAGE, listener=LISTENER, authentication=Authentication.LOCAL)
+        for service, reads in _SERVICES
+        for row in service_rows(
+            service, MANAGE, listener=LISTENER, authentication=Authentication.LOCAL, reads=reads
+        )
     ),
     grants={Role("local"): (Grant(permission=MANAGE),), **GRANTS},
     operator_roles=tuple(GRANTS),

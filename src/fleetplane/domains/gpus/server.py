@@ -24,7 +24,7 @@ from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
 from fleetplane.kernel.access import Grant, Permission, Principal, Role, built_in_grants
 from fleetplane.kernel.errors import PermissionDenied
-from fleetplane.rpc import Authentication, Authenticator, Connection, MethodRow
+from fleetplane.rpc import Authentication, Authenticator, Connection, MethodRow, Needs
 from fleetplane.web.ops import Mount
 
 LISTENER = "device-api"
@@ -48,6 +48,7 @@ BLUEPRINT = Blueprint(
             listener=LISTENER,
             authentication=Authentication.LOCAL if needed is READ else Authentication.SOCKET,
             permission=needed,
+            needs=Needs.STORE if needed is READ else Needs.ACTIVE,
         )
         for package, method, needed in (
             ("nvidia.device.v1alpha1", "GpuService/GetGpu", READ),

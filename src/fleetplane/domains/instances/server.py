@@ -105,7 +105,12 @@ BLUEPRINT = Blueprint(
         for listener, service in _SERVICES
         for authentication, permission, rate in (_RULES[listener],)
         for row in service_rows(
-            service, permission, listener=listener, authentication=authentication, rate=rate
+            service,
+            permission,
+            listener=listener,
+            authentication=authentication,
+            rate=rate,
+            reads=("ListFreezes",) if service is _ADMIN else (),
         )
     ),
     grants={

@@ -18,11 +18,12 @@ from fleetplane.kernel.access import AccessTable, Principal
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.rpc.admission import RateLimiter
-from fleetplane.rpc.methods import Authentication, MethodTable
+from fleetplane.rpc.methods import Authentication, MethodTable, Needs
 from fleetplane.rpc.serving import framing, refusals
 from fleetplane.rpc.serving.call import Call, Ending, House, Method
 from fleetplane.rpc.serving.connection import Authenticator, Connection, Scope
 from fleetplane.rpc.serving.exchange import Exchange, Receive, Send
+from fleetplane.rpc.serving.gate import CallGate
 from fleetplane.rpc.serving.handlers import (
     Handler,
     handler_from_generic,
@@ -48,8 +49,11 @@ class GrpcApp:
         statistics: CallStatistics,
         limits: RpcLimits | None = None,
         watch_departures: bool = False,
+        gate: CallGate | None = None,
     ) -> None:
-        """With `watch_departures` the layer itself looks out for clients that leave.
+        """`gate` stands before every call where other servers share the database.
+
+        With `watch_departures` the layer itself looks out for clients that leave.
 
         Needed on ASGI servers that only announce it to those who receive. Ours cancels the call's
         task, which costs a quiet stream neither a task nor a timer.
@@ -69,6 +73,7 @@ class GrpcApp:
             limits=self._limits,
             calls=set(),
             idle=asyncio.Event(),
+            gate=gate,
             watch_departures=watch_departures,
         )
         self._sealed = False
@@ -132,6 +137,11 @@ class GrpcApp:
             if shortcut is not None:
                 self._shortcuts[row.path] = shortcut
         self._sealed = True
+
+    @property
+    def has_reads(self) -> bool:
+        """Whether a server that only reads the store could answer some of it."""
+        return any(method.row.needs is Needs.STORE for method in self._methods.values())
 
     def handler_name(self, scope: Scope) -> str:
         """What serves a request, in the method table's words; empty for a path that nobody serves."""

@@ -26,6 +26,7 @@ from fleetplane.rpc.serving.connection import Authenticator, Connection
 from fleetplane.rpc.serving.context import CallContext, DoneCallback
 from fleetplane.rpc.serving.exchange import ClientGone, Exchange, WrongCardinality
 from fleetplane.rpc.serving.framing import FramingError, MessageTooLarge
+from fleetplane.rpc.serving.gate import CallGate
 from fleetplane.rpc.serving.guard import Guard
 from fleetplane.rpc.serving.handlers import Handler
 from fleetplane.rpc.serving.limits import Bound, RpcLimits
@@ -81,6 +82,7 @@ class House:
     limits: RpcLimits
     calls: set[Call]
     idle: asyncio.Event
+    gate: CallGate | None = None
     watch_departures: bool = False
     draining: bool = False
 
@@ -136,8 +138,14 @@ class Call:
         house.calls.add(self)
         ended = _GONE
         try:
-            self._admit(house, method, self._context)
-            await Guard(self, self._respond())
+            gate = house.gate
+            if gate is None or gate.is_open(method.row.needs):
+                self._require_room(house, method)
+                self._admit(house, method, self._context)
+                await Guard(self, self._respond())
+            else:
+                self._require_room(house, method)
+                await Guard(self, self._respond_after(gate))
             ended = self._own_status
         except asyncio.CancelledError as error:
             # Either we cancelled ourselves, and say why, or the server under us did: then
@@ -165,8 +173,7 @@ class Call:
 
     # Admission
 
-    def _admit(self, house: House, method: Method, context: CallContext) -> None:
-        """Room, rate, identity, permission, time: in the order of what each check costs."""
+    def _require_room(self, house: House, method: Method) -> None:
         row = method.row
         if house.draining:
             raise Unavailable("the server is stopping")
@@ -176,7 +183,10 @@ class Call:
             self._refuse(
                 Bound.METHOD_CONCURRENCY, f"{row.concurrency} calls of this method are running already"
             )
-        limiter = method.limiter
+
+    def _admit(self, house: House, method: Method, context: CallContext) -> None:
+        """Rate, identity, permission, time: in the order of what each check costs."""
+        row, limiter = method.row, method.limiter
         if limiter is not None and method.anonymous:
             # Before anything else: strangers pay for their attempts, not for their successes.
             self._pay(limiter, network_of(context.connection.address))
@@ -208,6 +218,12 @@ class Call:
         )
 
     # The handler
+
+    async def _respond_after(self, gate: CallGate) -> None:
+        """Tokens and rights are read too: whoever calls is recognised after the gate."""
+        await gate.passed(self._method.row.needs)
+        self._admit(self._house, self._method, self._context)
+        await self._respond()
 
     async def _respond(self) -> None:
         handler, exchange, context = self._method.handler, self._exchange, self._context

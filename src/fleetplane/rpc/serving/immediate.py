@@ -33,10 +33,11 @@ _DONE: Final = object()
 class Shortcut:
     """The short way of one method."""
 
-    __slots__ = ("_answer", "_house", "_limit", "_limits", "_method", "_monotonic", "_statistics")
+    __slots__ = ("_answer", "_gate", "_house", "_limit", "_limits", "_method", "_monotonic", "_statistics")
 
     def __init__(self, house: House, method: Method, answer: ImmediateAnswer) -> None:
         self._house = house
+        self._gate = house.gate
         self._method = method
         self._answer = answer
         self._limits = house.limits
@@ -78,6 +79,7 @@ class Shortcut:
             or size > limits.metadata_bytes
             or (b"grpc-encoding" in fields and fields[b"grpc-encoding"] != IDENTITY)
             or (b"grpc-timeout" in fields and not _is_ahead(fields[b"grpc-timeout"]))
+            or (self._gate is not None and not self._gate.is_open(self._method.row.needs))
         ):
             return Handover(self._method, receive, send)
         request = self._request(receive, send)

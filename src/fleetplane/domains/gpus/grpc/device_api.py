@@ -84,7 +84,7 @@ class GpuReader:
             revision, snapshot = self._store.snapshot(GPU, SCOPE)
             snapshot = self._in_order(snapshot)
         else:
-            revision = self._resume_from(after)
+            revision = await self._resume_from(after)
         with self._store.watch(GPU, SCOPE, after=revision) as watch:
             self._watches.add(watch)
             try:
@@ -97,15 +97,16 @@ class GpuReader:
                     yield self._told(batch, encodings)
             finally:
                 self._watches.discard(watch)
-        raise Unavailable(f"the server is shutting down; watch again from resource_version {watch.revision}")
+        raise Unavailable(f"this server ends its watches; watch again from resource_version {watch.revision}")
 
     def _told(self, batch: Batch, encodings: Encodings) -> Framed:
         for event in batch.events:
             self.events_sent[event.type] += 1
         return encodings.events(batch)
 
-    def _resume_from(self, after: int) -> int:
-        if after > self._store.revision:
+    async def _resume_from(self, after: int) -> int:
+        # Another server may have shown what this one is about to see.
+        if after > self._store.revision and not await self._store.reached(after):
             raise Compacted(
                 f"resource_version {after} is in the future; the newest is {self._store.revision}",
                 field="opts.resource_version",

@@ -1,4 +1,4 @@
-"""Reading on a server that stands by what is true now, not what was true when it last looked.
+"""Reading on any of several servers what is true now, not what was true when it last looked.
 
 Whoever reads asks the database first where the log ends, and waits until memory has got there: what was
 acknowledged before the read began, on whichever server, is seen by it. Those who ask at the same time share
@@ -13,6 +13,7 @@ import asyncio
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Unavailable
 from fleetplane.kernel.store.applier import Applier
+from fleetplane.kernel.store.servers import seat as seats
 from fleetplane.kernel.store.servers.engine import SharedEngine
 from fleetplane.kernel.store.servers.follower import Follower
 from fleetplane.kernel.store.servers.seat import Seat
@@ -42,17 +43,28 @@ class ReadIndex:
     @property
     def silent_seconds(self) -> float:
         """Since the last renewal of this server that was answered was sent."""
-        return self._clock.monotonic() - self._seat.heard
+        return self._clock.monotonic() - max(self._seat.heard, self._seat._renewed)
+
+    @property
+    def holds_seat(self) -> bool:
+        """Whether, if this server is the active one, nobody can have taken over yet."""
+        return self.silent_seconds <= seats.GIVE_UP_SECONDS
 
     async def confirm(self) -> None:
         """Return once memory has everything that was committed before this was asked."""
         self._asked += 1
         mine = self._asked
-        async with self._looking:
-            if self._answered < mine:
-                covered = self._asked
-                await self._look()
-                self._answered = covered
+        try:
+            async with asyncio.timeout(FRESH_SECONDS), self._looking:
+                if self._answered < mine:
+                    covered = self._asked
+                    await self._look()
+                    self._answered = covered
+        except TimeoutError:
+            raise Unavailable(
+                f"the database did not say within {FRESH_SECONDS:.0f} seconds where the log ends",
+                hint="ask another server",
+            ) from None
         if self.silent_seconds > FRESH_SECONDS:
             raise Unavailable(
                 f"this server could not renew its seat for {self.silent_seconds:.0f} seconds: what it knows"

@@ -1,0 +1,97 @@
+"""The gate before every call and every route of a server that shares its database with others.
+
+Reads wait until memory is up to date, by the read index (`kernel/store/servers/read_index.py`). On a server
+that stands by, everything that needs the active one is refused, naming it. The server that alone writes needs
+no index: whatever was acknowledged is in its memory, for as long as its seat is certainly its own. It is
+asked for that much, because a process that was stopped and is woken answers what waited in its sockets
+before it learns that it was replaced.
+"""
+
+from __future__ import annotations
+
+from fleetplane.kernel.errors import FleetplaneError, Unavailable
+from fleetplane.kernel.store import Store
+from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS
+from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.rpc import Needs
+from fleetplane.web.apis import problems
+from fleetplane.web.ops import App, Mount, Receive, Scope, Send
+
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+class StandsBy(Unavailable):
+    """The call is for the active server."""
+
+    reason = "STANDS_BY"
+
+
+class ReadGate:
+    """For gRPC a `CallGate`; for routes see `mount`."""
+
+    def __init__(self, standby: Standby, store: Store, *, writes: bool) -> None:
+        """`store` is what domains read: with `store.exclusive` nobody else writes.
+
+        `writes` says whether this server answers everything, or stands by.
+        """
+        self._standby = standby
+        self._store = store
+        self._writes = writes
+
+    def __repr__(self) -> str:
+        return f"<ReadGate {'writes' if self._writes else 'stands by'} {self._standby.index!r}>"
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether reads are answered here, as far as is known without asking."""
+        return self._standby.index.silent_seconds <= FRESH_SECONDS
+
+    def elsewhere(self) -> StandsBy:
+        active = self._standby.seat.holder.server
+        return StandsBy(
+            f"this server stands by and answers reads only; {active} is active",
+            hint=f"call {active}, or the balancer's address",
+        )
+
+    def is_open(self, needs: Needs) -> bool:
+        """Whether such a call may be answered as things are."""
+        if needs is Needs.NOTHING:
+            return True
+        return self._store.exclusive and (needs is Needs.ACTIVE or self._standby.index.holds_seat)
+
+    async def passed(self, needs: Needs) -> None:
+        """Return once memory has what was acknowledged anywhere before this was asked."""
+        if needs is Needs.ACTIVE and not self._writes:
+            raise self.elsewhere()
+        await self._standby.index.confirm()
+        await self._store.refreshed()
+
+    def mount(self, one: Mount) -> Mount:
+        """The same routes behind the gate."""
+        return Mount(path=one.path, app=self._guarded(one.app), summary=one.summary, is_page=one.is_page)
+
+    def _guarded(self, app: App) -> App:
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            needs = Needs.STORE
+            if scope["type"] != "http" or scope["method"] not in READING:
+                needs = Needs.ACTIVE
+            try:
+                if not self.is_open(needs):
+                    await self.passed(needs)
+            except FleetplaneError as error:
+                await _refuse(error, scope, send)
+                return
+            await app(scope, receive, send)
+
+        return guarded
+
+
+async def _refuse(error: FleetplaneError, scope: Scope, send: Send) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1013, "reason": error.message[:100]})
+        return
+    refusal = problems.problem(error, "")
+    headers = [(name.encode(), value.encode()) for name, value in refusal.headers.items()]
+    headers.append((b"content-length", str(len(refusal.body)).encode()))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": refusal.body})

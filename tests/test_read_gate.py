@@ -1,0 +1,109 @@
+"""The gate of a server that shares its database: what it lets pass at once, what waits, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.shared.server_pair import Pair, with_pair
+from support.shared.storekit import SCOPE, THING, put
+
+from fleetplane.kernel.errors import Unavailable
+from fleetplane.kernel.store.servers import seat
+from fleetplane.read_gate import ReadGate, StandsBy
+from fleetplane.rpc import Needs
+from fleetplane.web.ops import Mount
+
+READS = {"type": "http", "method": "GET", "path": "/x", "headers": []}
+
+
+async def nothing() -> Any:
+    raise AssertionError
+
+
+async def asked(app: Any, scope: dict[str, Any]) -> tuple[int, bytes]:
+    """Status and body of an answer."""
+    said: list[Any] = []
+
+    async def send(event: Any) -> None:
+        said.append(event)
+
+    await app(scope, nothing, send)
+    return said[0].get("status", said[0].get("code")), b"".join(event.get("body", b"") for event in said)
+
+
+def test_a_standby_answers_reads_once_it_is_up_to_date_and_nothing_else() -> None:
+    async def work(servers: Pair) -> None:
+        gate = ReadGate(servers.standby, servers.standby.store.reader(), writes=False)
+        assert [gate.is_open(needs) for needs in Needs] == [False, False, True]
+        with pytest.raises(StandsBy, match="one is active"):
+            await gate.passed(Needs.ACTIVE)
+        for number in range(5):
+            await put(servers.active, f"x{number}", 1)
+            await gate.passed(Needs.STORE)
+            assert servers.standby.store.get(THING, SCOPE, f"x{number}") is not None
+        assert gate.is_fresh
+
+    with_pair(work)
+
+
+def test_the_server_that_alone_writes_answers_at_once_while_its_seat_is_its_own() -> None:
+    async def work(servers: Pair) -> None:
+        gate = ReadGate(servers.first, servers.active, writes=True)
+        before = servers.first.index.looks
+        assert all(gate.is_open(needs) for needs in Needs)
+        assert servers.first.index.looks == before
+        # Stopped and woken: what waited in its sockets is handled before it learns that it was replaced.
+        servers.first.seat._renewed -= seat.GIVE_UP_SECONDS + 1
+        servers.first.seat.heard = servers.first.seat._renewed
+        assert not gate.is_open(Needs.STORE)
+        servers.first_link.cut = True
+        with pytest.raises(Unavailable):
+            await gate.passed(Needs.STORE)
+        assert gate.is_open(Needs.ACTIVE), "writes are refused by the database, which knows the term"
+        servers.first_link.cut = False
+
+    with_pair(work)
+
+
+def test_a_server_that_writes_beside_others_asks_before_every_answer() -> None:
+    async def work(servers: Pair) -> None:
+        gate = ReadGate(servers.first, servers.active, writes=True)
+        servers.active.exclusive = False
+        try:
+            assert [gate.is_open(needs) for needs in Needs] == [False, False, True]
+            before = servers.first.index.looks
+            await gate.passed(Needs.ACTIVE)
+            await gate.passed(Needs.STORE)
+            assert servers.first.index.looks == before + 2
+        finally:
+            servers.active.exclusive = True
+
+    with_pair(work)
+
+
+def test_routes_stand_behind_the_same_gate() -> None:
+    async def work(servers: Pair) -> None:
+        store = servers.standby.store.reader()
+        seen: list[Any] = []
+
+        async def app(_scope: Any, _receive: Any, send: Any) -> None:
+            seen.append(store.get(THING, SCOPE, "x"))
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+        gate = ReadGate(servers.standby, store, writes=False)
+        mounted = gate.mount(Mount(path="/x", app=app, summary="s", is_page=True))
+        assert (mounted.path, mounted.summary, mounted.is_page) == ("/x", "s", True)
+        await put(servers.active, "x", 1)
+        assert await asked(mounted.app, READS) == (200, b"ok")
+        assert seen[0] is not None
+        status, body = await asked(mounted.app, {**READS, "method": "POST"})
+        assert (status, b"one is active" in body, len(seen)) == (503, True, 1)
+        assert (await asked(mounted.app, {"type": "websocket", "path": "/x"}))[0] == 1013
+        servers.link.cut = True
+        await asyncio.sleep(seat.GIVE_UP_SECONDS)
+        assert ((await asked(mounted.app, READS))[0], len(seen), gate.is_fresh) == (503, 1, False)
+
+    with_pair(work)

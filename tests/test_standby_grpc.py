@@ -1,0 +1,300 @@
+"""GPU reads on three real servers over one PostgreSQL: linearizable on all, and watches move between them."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.shared.cli_runner import Outcome, execute
+from support.shared.linearizability import Operation, check
+from support.shared.postgres_server import PostgresServer
+from support.shared.server_process import running_server
+from support.shared.waiting_server import WaitingServer, patient
+
+from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
+
+ONLY = ("--only", os.environ.get("STANDBY_DOMAINS", "gpus"))
+DEADLINE_SECONDS = 60.0
+GPUS = ("gpu-0", "gpu-1")
+WRITES = 25
+"""Of each writer, one for each GPU."""
+T = TypeVar("T")
+
+UNGATED = """
+import os
+from fleetplane.kernel.store.bells.doorbell import Doorbell
+from fleetplane.kernel.store.servers.read_index import ReadIndex
+
+confirm, wake = ReadIndex.confirm, Doorbell._wake
+
+async def ungated(self):
+    if not os.path.exists({path!r}):
+        await confirm(self)
+
+def unheard(self, number):
+    if not os.path.exists({path!r}):
+        wake(self, number)
+
+ReadIndex.confirm, Doorbell._wake = ungated, unheard
+"""
+"""A defect that can be put into a server that runs: reads come from memory as it is, which is behind
+because the bell is not heard either."""
+
+
+class Server:
+    """What the device API of one server answers; UNAVAILABLE is tried again, as clients do."""
+
+    def __init__(self, name: str, socket: Path) -> None:
+        self.name = name
+        self.channel = grpc.insecure_channel(f"unix:{socket}")
+        self.gpus: Any = gpu_pb2_grpc.GpuServiceStub(self.channel)
+        self.provider: Any = provider_pb2_grpc.ProviderServiceStub(self.channel)
+        self.health: Any = health_pb2_grpc.HealthStub(self.channel)
+
+    def read(self, gpu: str) -> Any:
+        """What the GPU's condition says; None if it is not answered now."""
+        try:
+            found = self.gpus.GetGpu(gpu_pb2.GetGpuRequest(name=gpu), timeout=DEADLINE_SECONDS).gpu
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE, error
+            return None
+        return {one.type: one.message for one in found.status.conditions}.get("Ready", "")
+
+    def write(self, gpu: str, message: str) -> int:
+        condition = gpu_pb2.Condition(type="Ready", status="True", reason="Test", message=message)
+        request = provider_pb2.UpdateGpuConditionRequest(name=gpu, provider_id="p", condition=condition)
+        version: int = self.provider.UpdateGpuCondition(request, timeout=DEADLINE_SECONDS).resource_version
+        return version
+
+    def watch(self, after: int | None) -> Any:
+        options = gpu_pb2.ListOptions(resource_version="" if after is None else str(after))
+        return self.gpus.WatchGpus(gpu_pb2.WatchGpusRequest(opts=options), timeout=DEADLINE_SECONDS)
+
+    def told(self, after: int | None, wanted: Callable[[Any], bool]) -> Any:
+        """The first event that is wanted, over as many watches as it takes; none is told to list again."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            try:
+                for event in self.watch(after):
+                    version = int(event.object.metadata.resource_version)
+                    assert after is None or version > after
+                    if wanted(event):
+                        return event
+            except grpc.RpcError as error:
+                assert error.code() is grpc.StatusCode.UNAVAILABLE, error
+            assert time.monotonic() < deadline
+
+    def status(self, service: str) -> str:
+        answer = self.health.Check(health_pb2.HealthCheckRequest(service=service), timeout=DEADLINE_SECONDS)
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+def again(ask: Callable[[], T | None]) -> T:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while (found := ask()) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+@contextmanager
+def servers(tmp_path: Path, postgres: PostgresServer, more: str = "") -> Iterator[list[Server]]:
+    """One that is active, and two that stand by and answer reads."""
+    environment = {
+        **patient(tmp_path),
+        "FLEETPLANE_STORE__URL": postgres.database(),
+        "FLEETPLANE_IDENTITY__MASTER_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),
+    }
+    with (tmp_path / "site" / "sitecustomize.py").open("a") as site:
+        site.write(more)
+    with ExitStack() as stack:
+        stack.enter_context(running_server(tmp_path / "one", *ONLY, environment=environment))
+        standing_by = [
+            stack.enter_context(WaitingServer(tmp_path / name, environment, *ONLY))
+            for name in ("two", "three")
+        ]
+        for one in standing_by:
+            one.until(partial(_serves, one))
+        found = [Server(name, tmp_path / name / "d.sock") for name in ("one", "two", "three")]
+        for server in found:
+            stack.callback(server.channel.close)
+        yield found
+
+
+def _serves(server: WaitingServer) -> bool:
+    return "standby.reads_served" in server.told()
+
+
+def history(writer: Server, readers: list[Server], numbers: Iterator[int]) -> list[Operation]:
+    """What clients see who write and read the same GPUs at the same time, one at each server and GPU."""
+    found: list[Operation] = []
+    ready = threading.Barrier(len(GPUS) + len(readers))
+    written: list[str] = []
+
+    def write(gpu: str) -> None:
+        ready.wait(DEADLINE_SECONDS)
+        for _ in range(WRITES):
+            value, began = str(next(numbers)), time.monotonic()
+            writer.write(gpu, value)
+            found.append(
+                Operation(
+                    register=gpu, kind="write", value=value, began=began, ended=time.monotonic(), where="one"
+                )
+            )
+        written.append(gpu)
+
+    def read(server: Server) -> None:
+        ready.wait(DEADLINE_SECONDS)
+        # Until nobody writes any more, and once after that.
+        last = False
+        while True:
+            done = len(written) == len(GPUS)
+            for gpu in GPUS:
+                began = time.monotonic()
+                value = again(partial(server.read, gpu)) if last else server.read(gpu)
+                ended = time.monotonic()
+                if value is not None:
+                    found.append(
+                        Operation(
+                            register=gpu,
+                            kind="read",
+                            value=value,
+                            began=began,
+                            ended=ended,
+                            where=server.name,
+                        )
+                    )
+            if last:
+                return
+            last = done
+
+    with ThreadPoolExecutor() as pool:
+        tasks = [pool.submit(write, gpu) for gpu in GPUS] + [pool.submit(read, one) for one in readers]
+        for task in tasks:
+            task.result(2 * DEADLINE_SECONDS)
+    return found
+
+
+@pytest.mark.timeout(900)
+def test_gpu_reads_are_linearizable_on_every_server(tmp_path: Path, postgres: PostgresServer) -> None:
+    defect = tmp_path / "ungated"
+    with servers(tmp_path, postgres, UNGATED.format(path=str(defect))) as (one, two, three):
+        for gpu in GPUS:
+            one.provider.RegisterGpu(provider_pb2.RegisterGpuRequest(name=gpu), timeout=DEADLINE_SECONDS)
+        numbers = itertools.count(1)
+        for gpu in GPUS:
+            one.write(gpu, "0")
+        begun = [Operation(register=gpu, kind="write", value="0", began=0, ended=0) for gpu in GPUS]
+        seen = [*begun, *history(one, [one, two, three], numbers)]
+        assert {(each.where, each.kind) for each in seen} == {
+            *((server.name, "read") for server in (one, two, three)),
+            ("one", "write"),
+            ("", "write"),
+        }
+        verdict = check(seen)
+        assert verdict.linearizable, str(verdict)
+        _finds_a_stale_read(seen)
+        _refusals(one, two)
+        _owner(tmp_path / "one", tmp_path / "two")
+        _watches(one, two, three)
+        # The same servers without the gate: the checker finds what clients then see.
+        defect.touch()
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            begun = [replace(each, value=again(partial(one.read, each.register))) for each in begun]
+            if not check([*begun, *history(one, [two, three], numbers)]).linearizable:
+                break
+            assert time.monotonic() < deadline
+
+
+def _finds_a_stale_read(seen: list[Operation]) -> None:
+    """One read of a standby, late in the history, is given the value from its beginning."""
+    late = max((each for each in seen if each.where == "three"), key=lambda each: each.began)
+    stale = replace(late, value="0")
+    verdict = check([stale if each is late else each for each in seen])
+    assert not verdict.linearizable
+    assert stale in verdict.stuck
+
+
+def _refusals(active: Server, standby: Server) -> None:
+    """What writes is refused, naming who would do it; health says what is served."""
+    with pytest.raises(grpc.RpcError) as refused:
+        standby.write("gpu-0", "x")
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert "/one is active" in str(refused.value.details())
+    for call, request in (
+        (standby.provider.Heartbeat, provider_pb2.HeartbeatRequest(provider_id="p")),
+        (standby.gpus.DeleteGpu, gpu_pb2.DeleteGpuRequest(name="gpu-0")),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            call(request, timeout=DEADLINE_SECONDS)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert standby.status("") == "NOT_SERVING"
+    assert standby.status("nvidia.device.v1alpha1.ProviderService") == "NOT_SERVING"
+    again(lambda: True if standby.status("fleetplane.reads") == "SERVING" else None)
+    assert (active.status(""), active.status("fleetplane.reads")) == ("SERVING", "SERVING")
+    listed = again(lambda: _listed(standby))
+    assert [gpu.metadata.name for gpu in listed] == list(GPUS)
+
+
+def _owner(active: Path, standby: Path) -> None:
+    """The owner's socket is open on a standby: what reads is answered, what writes is refused."""
+
+    def done(data: Path, *verb: str) -> Outcome | None:
+        found = execute("tokens", *verb, "--data-dir", str(data))
+        return found if found.code == 0 else None
+
+    again(lambda: done(active, "create", "seen", "--role", "gpus.viewer"))
+    assert "seen" in again(lambda: done(standby, "list")).out
+    refused = execute("tokens", "revoke", "seen", "--data-dir", str(standby))
+    assert refused.code != 0
+    assert "/one is active" in refused.err
+
+
+def _listed(server: Server) -> Any:
+    try:
+        return server.gpus.ListGpus(gpu_pb2.ListGpusRequest(), timeout=DEADLINE_SECONDS).gpu_list.items
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE, error
+        return None
+
+
+def _watches(one: Server, two: Server, three: Server) -> None:
+    """A watch begins at one server and goes on at the next, whichever of them is ahead."""
+    first = two.told(None, lambda event: event.object.metadata.name == "gpu-1")
+    assert first.type == "ADDED"
+    # A version that the active server gave out a moment ago is none of the future for any other.
+    version = one.write("gpu-0", "moved")
+    seen = version
+    for number, server in enumerate([two, three, one] * 3):
+        one.write("gpu-0", f"moved-{number}")
+        event = server.told(seen, lambda _: True)
+        assert (event.type, event.object.metadata.name) == ("MODIFIED", "gpu-0")
+        conditions = {each.type: each.message for each in event.object.status.conditions}
+        assert conditions["Ready"] == f"moved-{number}"
+        seen = int(event.object.metadata.resource_version)
+    for server in (one, two):
+        again(partial(_is_from_nowhere, server, seen + 1_000_000))
+
+
+def _is_from_nowhere(server: Server, version: int) -> bool | None:
+    """Whether a watch after a version that no server has given out is told to list again."""
+    with pytest.raises(grpc.RpcError) as refused:
+        next(iter(server.watch(version)))
+    code = refused.value.code()
+    assert code in (grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.UNAVAILABLE)
+    return True if code is grpc.StatusCode.OUT_OF_RANGE else None
