@@ -1,5 +1,5 @@
 # make run    set everything up and start the product with something to see in it
-# make run-cluster  three servers on one PostgreSQL behind HAProxy, and what to kill to see them take over
+# make run-cluster  three servers on one PostgreSQL and one NATS behind HAProxy, and what to kill to see them take over
 # make test   set everything up, lint, type-check and run all tests
 # make quick  lint and the tests that start and open nothing
 # make lint   ruff and mypy

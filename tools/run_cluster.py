@@ -1,4 +1,4 @@
-"""Three servers on one PostgreSQL behind HAProxy, on this machine: `run_cluster.py [--show] [--base-port N]`.
+"""Three servers on one PostgreSQL and one NATS behind HAProxy, on this machine: `run_cluster.py [--show] [--base-port N]`.
 
 Everything lies in a folder of its own that is deleted at the end. A server that ends is started again after
 a moment, as systemd would do. With --show it demonstrates a takeover by itself: it writes through the
@@ -28,6 +28,8 @@ from typing import Any
 SERVERS = 3
 START_SECONDS = 60.0
 RESTART_SECONDS = 3.0
+BUS_RESTART_SECONDS = 20.0
+"""Long enough to see that everything goes on without it."""
 SHOW_WRITES = 20
 BIN = Path(sys.executable).parent
 DATABASE_USER = "postgres"
@@ -87,10 +89,10 @@ def free_port() -> int:
 
 class Ports:
     def __init__(self, base: int) -> None:
-        count = 4 + 2 * SERVERS
+        count = 5 + 2 * SERVERS
         found = [base + n for n in range(count)] if base else [free_port() for _ in range(count)]
-        self.everything, self.reads, self.gpus, self.database = found[:4]
-        self.web, self.device = found[4 : 4 + SERVERS], found[4 + SERVERS :]
+        self.everything, self.reads, self.gpus, self.database, *rest = found
+        self.web, self.device, self.bus = rest[:SERVERS], rest[SERVERS:-1], rest[-1]
 
 
 class Cluster:
@@ -99,11 +101,14 @@ class Cluster:
         self.ports = ports
         self._stack = stack
         self.servers: list[subprocess.Popen[bytes]] = []
+        self.bus: subprocess.Popen[bytes]
         self._ended: dict[int, float] = {}
         key = base64.b64encode(secrets.token_bytes(32)).decode()
         self._environment = {
             **os.environ,
             "FLEETPLANE_STORE__URL": f"postgresql://{DATABASE_USER}@127.0.0.1:{ports.database}/fleetplane",
+            "FLEETPLANE_BUS__URL": f"nats://127.0.0.1:{ports.bus}",
+            "FLEETPLANE_BUS__TOKEN": secrets.token_urlsafe(),
             "FLEETPLANE_IDENTITY__MASTER_KEY": key,
         }
         self.config = folder / "fleetplane.toml"
@@ -114,6 +119,7 @@ class Cluster:
 
     def start(self) -> None:
         self._start_database()
+        self.bus = self._start_bus()
         for number in range(SERVERS):
             self.servers.append(self._start_server(number))
         self._start_balancer()
@@ -143,6 +149,19 @@ class Cluster:
         self.until(lambda: subprocess.run(ready, check=False).returncode == 0, "PostgreSQL")
         make = ["createdb", "-h127.0.0.1", f"-p{self.ports.database}", f"-U{DATABASE_USER}", "fleetplane"]
         subprocess.run([str(binaries[-1] / make[0]), *make[1:]], check=True)
+
+    def _start_bus(self) -> subprocess.Popen[bytes]:
+        program = shutil.which("nats-server") or "/usr/sbin/nats-server"
+        if not Path(program).exists():
+            raise SystemExit("NATS is not installed: apt-get install nats-server")
+        config = self.folder / "nats.conf"
+        config.touch(mode=0o600)
+        config.write_text(
+            f"listen: 127.0.0.1:{self.ports.bus}\n"
+            f'authorization {{ token: "{self._environment["FLEETPLANE_BUS__TOKEN"]}" }}\n'
+        )
+        with (self.folder / "nats.log").open("ab") as told:
+            return self._kept([program, "-c", config], signal.SIGTERM, told, {})
 
     def _start_server(self, number: int) -> subprocess.Popen[bytes]:
         name = f"server-{number + 1}"
@@ -210,6 +229,11 @@ class Cluster:
                 if time.monotonic() - ended > RESTART_SECONDS:
                     self.servers[number] = self._start_server(number)
                     say(f"server-{number + 1} ended, and is started again: pid {self.servers[number].pid}")
+        if self.bus.poll() is not None:
+            ended = self._ended.setdefault(self.bus.pid, time.monotonic())
+            if time.monotonic() - ended > BUS_RESTART_SECONDS:
+                self.bus = self._start_bus()
+                say(f"NATS ended, and is started again: pid {self.bus.pid}")
 
     def seen(self) -> list[dict[str, Any]]:
         """What `fleetplane servers` says."""
@@ -281,7 +305,7 @@ def show(cluster: Cluster) -> int:
 def describe(cluster: Cluster) -> None:
     ports, pids = cluster.ports, [process.pid for process in cluster.servers]
     say(f"""
-three servers on one PostgreSQL (port {ports.database}), behind HAProxy; everything lies in {cluster.folder}
+three servers on one PostgreSQL (port {ports.database}) and one NATS (port {ports.bus}), behind HAProxy; everything lies in {cluster.folder}
   everything      http://127.0.0.1:{ports.everything}/     the active server
   reads           http://127.0.0.1:{ports.reads}/     all servers: GET /apis/v1/...
   GPU device API  127.0.0.1:{ports.gpus}             the active server
@@ -292,6 +316,7 @@ three servers on one PostgreSQL (port {ports.database}), behind HAProxy; everyth
 what to kill, and then look again with `fleetplane servers`; what ended is started again:
   the active one, server-{(cluster.active() or 0) + 1}:   kill -9 {pids[cluster.active() or 0]}
   all of them:   kill -9 {" ".join(str(pid) for pid in pids)}
+  NATS:          kill -9 {cluster.bus.pid}; watches are late by half a second, and nobody notices anything else
   freeze one:    kill -STOP PID; ten seconds later: kill -CONT PID
 Ctrl-C ends everything.
 """)
@@ -299,7 +324,7 @@ Ctrl-C ends everything.
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0] if __doc__ else "")
-    parser.add_argument("--base-port", type=int, default=18080, help="first of ten; 0: any that are free")
+    parser.add_argument("--base-port", type=int, default=18080, help="first of eleven; 0: any that are free")
     parser.add_argument("--show", action="store_true", help="demonstrate a takeover, and end")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -307,7 +332,7 @@ def main() -> int:
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         cluster = Cluster(folder, Ports(given.base_port), stack)
-        say("starting PostgreSQL, three servers and HAProxy")
+        say("starting PostgreSQL, NATS, three servers and HAProxy")
         cluster.start()
         ports = cluster.ports
         cluster.until(lambda: cluster.is_ready(ports.everything, "/readyz"), "an active server")
