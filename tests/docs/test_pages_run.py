@@ -196,7 +196,16 @@ kill %1; wait %1 || true
 printf '[store]\nurl = "%s"\n' '{url}' >> fleetplane.toml
 """
     active = "fleetplane servers --config fleetplane.toml | grep -qw active"
+    daemon = Do(skip="there is no Docker; what it would do is rendered in tests/test_deployments.py")
+    cluster = Do(skip="there is no Kubernetes; what it would get is rendered in tests/test_deployments.py")
     plan = {
+        "sudo deploy/compose/secrets.sh": Do(
+            before=f"cp -r {ROOT}/deploy . && rm -rf deploy/compose/secrets",
+            replace={"sudo ": "SECRETS_OWNER=$(id -u):$(id -g) "},
+        ),
+        "docker": daemon,
+        "kubectl": cluster,
+        "helm": cluster,
         "fleetplane migrate": Do(replace=here, expect=r"migrated: revision \d+ of lineage \w+"),
         "fleetplane servers": Do(
             replace=here,
