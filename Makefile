@@ -18,6 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 CONTRACTS := $(shell find proto -name '*.proto')
+BUILD := hatch_build.py tools/protogen.py $(wildcard tools/console/*) tools/setup.sh $(CONTRACTS)
 
 .PHONY: help run run-cluster test compiled quick lint faults bench wheel docs screenshots audit pins clean
 
@@ -25,17 +26,17 @@ help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 # Everything Python, anew when a contract, a dependency or a pin changes.
-.make/env: pyproject.toml packages/fleetplane/pyproject.toml requirements-dev.txt hatch_build.py tools/protogen.py tools/setup.sh $(CONTRACTS)
+.make/env: pyproject.toml packages/fleetplane/pyproject.toml requirements-dev.txt $(BUILD)
 	@tools/setup.sh python $(VENV)
 	@mkdir -p .make && touch $@
 
 # The system packages that tests and benchmarks need, and generators of clients.
-.make/system-%: tools/setup.sh tools/clients/package-lock.json tools/authority/requirements.txt tools/charts/requirements.txt
+.make/system-%: tools/setup.sh tools/clients/package-lock.json tools/console/package-lock.json tools/authority/requirements.txt tools/charts/requirements.txt
 	@tools/setup.sh $*
 	@mkdir -p .make && touch $@
 
 # What running needs: a fifth of what developing needs, and nothing where that is there already.
-.make/product: pyproject.toml packages/fleetplane/pyproject.toml requirements.txt hatch_build.py tools/protogen.py tools/setup.sh $(CONTRACTS)
+.make/product: pyproject.toml packages/fleetplane/pyproject.toml requirements.txt $(BUILD)
 	@[ -e .make/env ] && [ -z "$$(find $^ -newer .make/env)" ] || tools/setup.sh product $(VENV)
 	@mkdir -p .make && touch $@
 
@@ -76,7 +77,9 @@ faults: .make/env .make/system-test .make/system-faults
 bench: .make/env .make/system-bench
 	$(BIN)/python bench/run.py
 
+# A wheel without the console's libraries is none to hand on.
 wheel: .make/env
+	@tools/setup.sh console
 	$(BIN)/pip wheel --no-deps --no-build-isolation -w dist . ./packages/fleetplane
 
 # Made by the test of the console; the README's is drawn anew, as SVG.
@@ -100,4 +103,4 @@ pins: .make/env
 	@tools/pins.sh
 
 clean:
-	rm -rf $(VENV) .make dist src/fleetplane/gen
+	rm -rf $(VENV) .make dist src/fleetplane/gen src/fleetplane/web/files/libraries

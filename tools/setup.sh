@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install what a step needs and is missing: `setup.sh python VENV`, `setup.sh product VENV`, `setup.sh image VENV`, `setup.sh audit VENV`, `setup.sh run`, `setup.sh cluster`, `setup.sh test`,
-# `setup.sh bench`.
+# Install what a step needs and is missing: `setup.sh python VENV`, `setup.sh product VENV`, `setup.sh image VENV`, `setup.sh audit VENV`, `setup.sh run`, `setup.sh console`,
+# `setup.sh cluster`, `setup.sh test`, `setup.sh bench`.
 # System packages come from Debian; without root or sudo the script names what to install and fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -151,6 +151,7 @@ product_environment() {
     PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/pip" install --progress-bar off --require-hashes --no-deps \
         --requirement "$wanted" | progress "$total"
     rm -f "$wanted"
+    console_libraries || as_it_is
     say "building Fleetplane"
     install_ourselves "$venv"
 }
@@ -160,7 +161,29 @@ python_environment() {
     empty_environment "$venv"
     say "installing Fleetplane and its dependencies into $venv"
     install_pinned "$venv" requirements-dev.txt
+    console_libraries || as_it_is
     install_ourselves "$venv"
+}
+
+# What draws the console's charts, from npm, checked against the hash in the lock file. Where the system has no Node, one
+# from PyPI fetches it, in an environment of its own, which is not kept.
+console_libraries() {
+    local python=${PYTHON:-python3}
+    "$python" tools/console/libraries.py --there && return
+    say "fetching the library that draws the console's charts"
+    if ! command -v npm >/dev/null || ! command -v node >/dev/null; then
+        say "there is no Node here; fetching one for that, 60 MB"
+        (empty_environment .make/node) && install_pinned .make/node tools/console/requirements.txt || return 1
+        python=.make/node/bin/python
+    fi
+    fetched "$python" tools/console/libraries.py >/dev/null || return 1
+    rm -rf .make/node
+}
+
+# The console works without it. The build, which looks for it too, is not to wait for a registry once more.
+as_it_is() {
+    say "the console will show numbers instead of charts; to get them once npm reaches its registry: tools/setup.sh console"
+    export npm_config_offline=true
 }
 
 install_ourselves() {
@@ -207,7 +230,8 @@ newer_authority() {
 case ${1:-} in
     python) python_environment "$2" ;;
     product) product_environment "$2" ;;
-    image) HOW='' product_environment "$2" ;;
+    image) console_libraries; HOW='' product_environment "$2" ;;
+    console) console_libraries ;;
     audit) empty_environment "$2"; install_pinned "$2" requirements-audit.txt; touch "$2" ;;
     cluster) need_quiet pg_ctlcluster postgresql; need_quiet haproxy haproxy; need_quiet nats-server nats-server ;;
     test)
@@ -223,10 +247,11 @@ case ${1:-} in
         need chromium chromium  # the live page is tested in a real browser
         need docker-compose docker-compose  # what is deployed is rendered; no daemon is needed
         chart_tools             # and linted
+        console_libraries       # charts are drawn in that browser
         client_generators       # clients are made of the OpenAPI documents, and compiled
         ;;
     faults) newer_authority ;;
     run) need_quiet nginx nginx ;;  # `make run` shows two of them
     bench) need h2load nghttp2-client; need taskset util-linux ;;
-    *) say "usage: setup.sh python VENV | product VENV | image VENV | audit VENV | run | test | faults | bench"; exit 2 ;;
+    *) say "usage: setup.sh python VENV | product VENV | image VENV | audit VENV | console | run | cluster | test | faults | bench"; exit 2 ;;
 esac

@@ -214,6 +214,7 @@ async def every_fleet_has_a_page(console: Console, fleets: Fleets, boss: str) ->
         await console_walks.a_rollout_is_halted(console, http)
         await console_walks.the_server_itself_is_looked_at(console)
         await console_walks.pictures(console)
+    assert [one for one in console.page.complaints if "Content Security Policy" in one] == []
 
 
 async def lists_of_ten_thousand_rows_are_windowed(console: Console) -> None:
@@ -243,7 +244,11 @@ async def lists_of_ten_thousand_rows_are_windowed(console: Console) -> None:
 
 
 LOOKS = ((390, "dark"), (390, "light"), (1440, "dark"), (1440, "light"))
-FILLED = {"proxies": ".charts.traffic figure", "boards": ".charts figure", "servers": ".database dd"}
+FILLED = {
+    "proxies": ".charts.traffic figure canvas",
+    "boards": ".charts figure canvas",
+    "servers": ".database dd",
+}
 """What is on a page once it has been read, where the sentence is there before."""
 TABS = {"logs": ".tab .log li", "metrics": ".tab figure", "history": ".tab .recent li"}
 

@@ -27,6 +27,7 @@ MODULES = {
     "first": "first.mjs",
     "refusals": "refusals.mjs",
     "schema": "schema_form.mjs",
+    "plots": "plot.mjs",
     "audit": "pages/audit.mjs",
     "history": "history.mjs",
     "hosts": "pages/host_editor.mjs",
@@ -129,7 +130,14 @@ def test_pages_say_what_runs_scaling_expiry_and_figures_mean() -> None:
         ["expired 1d ago", "bad"],
         ["not issued", "waiting"],
     ]
-    assert found["runs"] == [[0, 10, 20], [90, 100]]
+    # Moments of both series; a null cuts a line, and what the other series has at a moment does not.
+    assert found["aligned"] == [
+        [0, 10, 20, 27.5, 45, 55, 72.5, 90, 100],
+        [1, 11, 21, "none", "none", None, "none", 91, 101],
+        ["none", 11, "none", None, 46, "none", None, "none", 101],
+    ]
+    assert found["alone"] == [[3], [], [1], [], []]
+    assert found["scales"] == [[0, 7], [0, 100], [-5, 80], [0, 120], [0, 1]]
     assert found["figures"] == {"entries": 85, "anchors": [{"anchor": "file:/a", "behind": 13}]}
 
 
@@ -273,6 +281,7 @@ def test_objects_are_shown_as_yaml_that_reads_back_the_same() -> None:
 
 @pytest.mark.skipif(not TSC.exists(), reason="set-up has not installed the TypeScript compiler")
 def test_the_modules_of_the_console_keep_to_their_types(tmp_path: Path) -> None:
+    assert (FILES / "libraries").is_dir(), "the libraries are missing; run: tools/setup.sh console"
     project = tmp_path / "tsconfig.json"
     options = {
         "allowJs": True,

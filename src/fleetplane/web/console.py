@@ -14,6 +14,7 @@ from fleetplane.web.ops import Mount
 PAGE = "/ui"
 FILES = f"{PAGE}/console"
 SCRIPT = "text/javascript; charset=utf-8"
+STYLE = "text/css; charset=utf-8"
 MODULES = (
     "actions.mjs",
     "api.mjs",
@@ -55,6 +56,7 @@ MODULES = (
     "pages/rollouts.mjs",
     "pages/servers.mjs",
     "parts.mjs",
+    "plot.mjs",
     "providers.mjs",
     "refusals.mjs",
     "saved.mjs",
@@ -62,6 +64,8 @@ MODULES = (
     "streams.mjs",
     "yaml.mjs",
 )
+LIBRARIES = {"uPlot.esm.js": SCRIPT, "uPlot.min.css": STYLE}
+"""Of others, brought in by the build; pages load them when they need them, and do without if they must."""
 
 
 def console_mounts() -> Sequence[Mount]:
@@ -71,11 +75,13 @@ def console_mounts() -> Sequence[Mount]:
         PAGE: page,
         f"{PAGE}/": page,
         f"{PAGE}/device": documents.file("console/device.html", "text/html; charset=utf-8", cache_seconds=0),
-        f"{FILES}/console.css": documents.file(
-            "console/console.css", "text/css; charset=utf-8", cache_seconds=0
-        ),
+        f"{FILES}/console.css": documents.file("console/console.css", STYLE, cache_seconds=0),
         f"{PAGE}/live.mjs": documents.file("live.mjs", SCRIPT, cache_seconds=0),
     }
     for name in MODULES:
         by_path[f"{FILES}/{name}"] = documents.file(f"console/{name}", SCRIPT, cache_seconds=0)
+    for name, content_type in LIBRARIES.items():
+        by_path[f"{PAGE}/libraries/{name}"] = documents.file(
+            f"libraries/{name}", content_type, cache_seconds=0
+        )
     return (Mount(path=PAGE, app=Documents(by_path), summary="the console: every fleet, live"),)

@@ -62,7 +62,11 @@ class Documents:
             headers |= {**told.headers, "allow": "GET, HEAD"}
         else:
             asked = {name: value.decode("latin-1") for name, value in scope["headers"]}
-            status, body, more = _answer(document, asked)
+            try:
+                status, body, more = _answer(document, asked)
+            except NotFound as missing:
+                told = refusal(missing, "")
+                status, body, more = told.status, told.body, dict(told.headers)
             headers |= more
         if status != NOT_MODIFIED:
             headers["content-length"] = str(len(body))
@@ -100,4 +104,7 @@ def file(name: str, content_type: str, *, cache_seconds: int = 300) -> Document:
 
 
 def _file(name: str) -> bytes:
-    return (files("fleetplane.web") / "files" / name).read_bytes()
+    try:
+        return (files("fleetplane.web") / "files" / name).read_bytes()
+    except FileNotFoundError:  # a library that the build could not bring in
+        raise NotFound(f"this server was built without {name}") from None

@@ -14,7 +14,16 @@ from pathlib import Path
 import fleetplane
 
 ROOT = Path(__file__).resolve().parents[3]
-SOURCES = ("src", "proto", "tools/protogen.py", "pyproject.toml", "hatch_build.py", "LICENSE", "README.md")
+SOURCES = (
+    "src",
+    "proto",
+    "tools/console",
+    "tools/protogen.py",
+    "pyproject.toml",
+    "hatch_build.py",
+    "LICENSE",
+    "README.md",
+)
 HANGS = b"import time\n\n\ndef main() -> None:\n    time.sleep(3600)\n\n\nmain()\n"
 """Instead of `fleetplane/cli/main.py`: an agent that starts and never says anything."""
 MAIN = "fleetplane/cli/main.py"

@@ -61,7 +61,13 @@ results.scaling = [groups.scaleWords(2, 2), groups.scaleWords(2, 3), groups.scal
   const now = Date.parse("2026-01-01T00:00:00Z");
   results.expiry = ["2026-03-01T00:00:00Z", "2026-01-11T00:00:00Z", "2026-01-02T00:00:00Z", "2025-12-31T00:00:00Z", null].map((one) => Object.values(proxies.expiryOf(one, now)));
 }
-results.runs = charts.runsOf([0, 10, 20, 90, 100].map((at) => ({at, value: 1})), 10).map((one) => one.map((point) => point.at));
+{
+  const at = (...moments) => moments.map((one) => ({at: one, value: one + 1}));
+  const aligned = charts.alignedOf([{name: "", points: at(0, 10, 20, 90, 100)}, {name: "", points: at(10, 45, 100)}], 10);
+  results.aligned = aligned.map((one) => one.map((value) => value === undefined ? "none" : value));
+  results.alone = [[1, 2, null, 3, null, 4, 5], [1, undefined, 2, null], [undefined, 7], [null, null], []].map(plots.aloneOf);
+  results.scales = [[[3, 7], {}], [[3, 7], {most: 100, threshold: 90}], [[-5, 2], {threshold: 80}], [[120], {most: 100}], [[0], {}]].map(([values, how]) => charts.scaleOf(values, how));
+}
 results.figures = audit.auditFigures('# HELP x\nfleetplane_audit_entries 85.0\nfleetplane_audit_anchor_behind{anchor="file:/a"} 13.0\n');
 results.valueAt = [3, 14, 60].map((at) => charts.valueAt([0, 10, 20].map((one) => ({at: one, value: one * 2})), at, 10));
 {

@@ -7,6 +7,19 @@ from typing import Any
 
 from support.shared.browser_rig import Tab
 
+HAS_PIXELS = """((canvas, tokens) => {
+  const probe = document.createElement('canvas').getContext('2d');
+  const colours = tokens.map((token) => {
+    probe.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(token).trim();
+    probe.fillRect(0, 0, 1, 1);
+    return probe.getImageData(0, 0, 1, 1).data;
+  });
+  const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  for (let place = 0; place < data.length; place += 4)
+    if (data[place + 3] > 100 && colours.some((colour) =>
+      [0, 1, 2].every((one) => Math.abs(data[place + one] - colour[one]) < 16))) return true;
+  return false;
+})"""
 KEYS = {"j": 74, "k": 75, "/": 191, "Enter": 13, "Escape": 27}
 
 
@@ -95,6 +108,12 @@ class Console:
 
     async def rows(self, count: int) -> None:
         await self.page.until(f"document.querySelectorAll('.space .row').length === {count}")
+
+    async def charted(self, around: str, count: int, *colours: str) -> None:
+        """Wait until charts have drawn something: more than a grid, in one of the colours of lines."""
+        canvases = f"[...document.querySelectorAll({around + ' figure canvas'!r})]"
+        drawn = f"{HAS_PIXELS}(one, {json.dumps(colours or ['--accent'])})"
+        await self.page.until(f"{canvases}.filter((one) => {drawn}).length >= {count}")
 
     async def type(self, field: str, text: str) -> None:
         await self._do(

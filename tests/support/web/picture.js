@@ -1,4 +1,4 @@
-// The page as it is drawn, as SVG: boxes with a background or a border, and every line of text where it stands.
+// The page as it is drawn, as SVG: boxes with a background or a border, charts, and every line of text where it stands.
 (() => {
   const escaped = (text) => text.replace(/[&<>"]/g, (one) => `&#${one.charCodeAt(0)};`);
   const number = (value) => String(Math.round(value * 10) / 10);
@@ -29,6 +29,8 @@
       parts.push(`<rect x="${number(left)}" y="${number(top)}" width="${number(right - left)}" height="${number(bottom - top)}" rx="${number(parseFloat(style.borderTopLeftRadius) || 0)}" fill="${filled ? style.backgroundColor : "none"}"${bordered ? ` stroke="${style.borderTopColor}"` : ""}/>`);
     else if (parseFloat(style.borderBottomWidth) > 0)
       parts.push(`<line x1="${number(left)}" x2="${number(right)}" y1="${number(bottom)}" y2="${number(bottom)}" stroke="${style.borderBottomColor}"/>`);
+    if (node instanceof HTMLCanvasElement)
+      parts.push(`<image x="${number(box.left)}" y="${number(box.top)}" width="${number(box.width)}" height="${number(box.height)}" href="${node.toDataURL()}"/>`);
     const texts = [...node.childNodes].filter((one) => one.nodeType === Node.TEXT_NODE && one.data.trim());
     const lines = [];
     for (const text of texts)

@@ -1,47 +1,44 @@
-// Small charts over time, drawn as SVG: gaps are gaps, and what is drawn is told in words as well. Charts that lie in one
-// element share a cursor: pointing at a moment in one of them tells the values of all of them.
+// Small charts over time: gaps are gaps, thresholds are drawn, and what is drawn is told in words as well. Charts that lie
+// in one element share a cursor: pointing at a moment in one of them, or going there with the arrow keys, tells the values
+// of all of them. Where the library that draws is missing, the numbers are shown instead.
 
-const SVG = "http://www.w3.org/2000/svg";
-const WIDTH = 320;
-const HEIGHT = 72;
-const STROKES = 4; // As many kinds of line as the style sheet has, by colour and by dashes.
+import { h, put } from "./dom.mjs";
+import { tableOf } from "./parts.mjs";
+import { draw, library } from "./plot.mjs";
+
+const GAP_STEPS = 3; // Two reports may be lost before a line is cut.
+const NUMBERS_SHOWN = 60; // Of the newest, where a table takes the chart's place.
+const STROKES = 4; // As many kinds of line as `plot.mjs` draws.
 
 /**
  * @typedef {{at: number, value: number}} Point
  * @typedef {{name: string, points: Point[]}} Series
- * @typedef {{stepMs: number, from: number, span: number, series: Series[], unit: string, cursor: SVGElement, told: HTMLElement}} Drawn
  * @typedef {{stepMs: number, most?: number, threshold?: number, from?: number, to?: number}} How `most`: the top of the scale
+ * @typedef {(number | null | undefined)[]} Column values by moment: null is a gap, undefined nothing of this series
  */
 
-/** @type {WeakMap<Element, Drawn>} */
-const drawn = new WeakMap();
-
 /**
- * @param {string} tag
- * @param {Record<string, string>} props
- * @param {...(Node | string)} children
- */
-const s = (tag, props, ...children) => {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(props)) node.setAttribute(name, value);
-  node.append(...children);
-  return node;
-};
-
-/**
- * The runs of points without a gap: one is longer than three steps.
- * @param {Point[]} points
+ * Moments of all series, and the values of each at them; a null lies in every gap.
+ * @param {Series[]} series
  * @param {number} stepMs
- * @returns {Point[][]}
+ * @returns {[number[], ...Column[]]}
  */
-export const runsOf = (points, stepMs) => {
-  /** @type {Point[][]} */
-  const runs = [];
-  points.forEach((point, place) => {
-    if (!place || point.at - points[place - 1].at > 3 * stepMs) runs.push([]);
-    runs[runs.length - 1].push(point);
+export const alignedOf = (series, stepMs) => {
+  /** @type {Set<number>} */
+  const moments = new Set();
+  const columns = series.map(({ points }) => {
+    /** @type {Map<number, number | null>} */
+    const values = new Map();
+    points.forEach(({ at, value }, place) => {
+      const before = place ? points[place - 1].at : at;
+      if (at - before > GAP_STEPS * stepMs) values.set((before + at) / 2, null);
+      values.set(at, value);
+    });
+    for (const at of values.keys()) moments.add(at);
+    return values;
   });
-  return runs;
+  const sorted = [...moments].sort((one, other) => one - other);
+  return [sorted, ...columns.map((values) => sorted.map((at) => values.get(at)))];
 };
 
 /**
@@ -59,6 +56,17 @@ export const valueAt = (points, at, stepMs) => {
 };
 
 /**
+ * The lowest and the highest value that a chart has room for: every value, zero, and the threshold.
+ * @param {number[]} values
+ * @param {How} how
+ * @returns {[number, number]}
+ */
+export const scaleOf = (values, { most, threshold }) => {
+  const high = values.reduce((one, other) => Math.max(one, other), Math.max(most ?? 0, threshold ?? 0));
+  return [values.reduce((one, other) => Math.min(one, other), 0), high || 1];
+};
+
+/**
  * @param {string} title
  * @param {string} unit
  * @param {Point[]} points in order of time
@@ -70,83 +78,73 @@ export const chart = (title, unit, points, how) => chartOf(title, unit, [{ name:
  * A chart of one or more series.
  * @param {string} title
  * @param {string} unit
- * @param {Series[]} series
+ * @param {Series[]} given
  * @param {How} how
  */
-export const chartOf = (title, unit, series, { stepMs, most, threshold, from, to }) => {
-  const figure = document.createElement("figure");
-  const caption = document.createElement("figcaption");
+export const chartOf = (title, unit, given, how) => {
+  const series = given.map(({ name, points }) => ({ name, points: points.filter((one) => Number.isFinite(one.at) && Number.isFinite(one.value)) }));
   const values = series.flatMap((one) => one.points.map((point) => point.value));
-  const told = values.length ? series.map((one) => sentence(one, unit)).join("; ") : "nothing measured yet";
-  caption.textContent = `${title}: ${told}`;
-  figure.append(caption);
-  if (!values.length) return figure;
-  const high = values.reduce((one, other) => Math.max(one, other), 0);
-  const top = most ?? (high || 1);
+  const caption = h("figcaption", null, `${title}: `);
+  const figure = h("figure", null, caption);
+  if (!values.length) {
+    caption.append("nothing measured yet");
+    return figure;
+  }
+  series.forEach((one, number) =>
+    caption.append(number ? "; " : "", ...(series.length > 1 ? [h("span", { class: `key stroke-${number % STROKES}` })] : []), sentence(one, unit)));
   const moments = series.flatMap((one) => one.points.map((point) => point.at));
-  const begins = from ?? moments.reduce((one, other) => Math.min(one, other));
-  const span = Math.max(1, (to ?? moments.reduce((one, other) => Math.max(one, other))) - begins);
-  const x = (/** @type {number} */ at) => ((at - begins) / span) * WIDTH;
-  const y = (/** @type {number} */ value) => HEIGHT - 2 - (Math.min(value, top) / top) * (HEIGHT - 4);
-  const lines = series.flatMap((one, number) => runsOf(one.points, stepMs).map((run) =>
-    run.length === 1
-      ? s("circle", { cx: x(run[0].at).toFixed(1), cy: y(run[0].value).toFixed(1), r: "2", class: `dot stroke-${number % STROKES}` })
-      : s("polyline", { points: run.map((point) => `${x(point.at).toFixed(1)},${y(point.value).toFixed(1)}`).join(" "), class: `line stroke-${number % STROKES}` })));
-  const cursor = s("line", { x1: "0", x2: "0", y1: "0", y2: String(HEIGHT), class: "cursor", visibility: "hidden" });
-  figure.append(s("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}, ${told}`, preserveAspectRatio: "none" },
-    s("line", { x1: "0", x2: String(WIDTH), y1: String(HEIGHT - 2), y2: String(HEIGHT - 2), class: "axis" }),
-    ...(threshold === undefined ? [] : [s("line", { x1: "0", x2: String(WIDTH), y1: y(threshold).toFixed(1), y2: y(threshold).toFixed(1), class: "threshold" })]),
-    ...lines, cursor));
-  const at = document.createElement("p");
-  at.className = "at";
-  figure.append(at);
-  drawn.set(figure, { stepMs, from: begins, span, series, unit, cursor, told: at });
+  const from = how.from ?? moments.reduce((one, other) => Math.min(one, other));
+  const to = Math.max(from + 1, how.to ?? moments.reduce((one, other) => Math.max(one, other)));
+  const told = h("p", { class: "at" });
+  const plot = h("div", { class: "plot", role: "slider", tabindex: "0", "aria-label": caption.textContent, "aria-orientation": "horizontal", "aria-valuemin": from, "aria-valuemax": to, "aria-valuenow": to, "aria-valuetext": series.map((one) => sentence(one, unit)).join("; ") });
+  figure.append(plot, told);
+  /** @param {number | null} at */
+  const tell = (at) => {
+    put(told, at === null ? "" : `${new Date(at).toLocaleTimeString()}: ${series.map(({ name, points }) => {
+      const value = valueAt(points, at, how.stepMs);
+      return `${name ? `${name} ` : ""}${value === null ? "nothing" : shown(value) + unit}`;
+    }).join(", ")}`);
+    if (at === null) return;
+    plot.setAttribute("aria-valuenow", String(Math.round(at)));
+    plot.setAttribute("aria-valuetext", told.textContent ?? "");
+  };
+  library().then(
+    (uPlot) => draw(uPlot, plot, { data: alignedOf(series, how.stepMs), from, to, scale: scaleOf(values, how), threshold: how.threshold, unit, shown, tell }),
+    (error) => figure.replaceChildren(caption, ...numbersOf(title, unit, series, error)),
+  );
   return figure;
 };
+
+let groups = 0;
 
 /**
  * Let the charts of an element share a cursor.
  * @param {HTMLElement} node
  */
 export const shareCursor = (node) => {
-  node.addEventListener("pointermove", (event) => {
-    const svg = /** @type {Element} */ (event.target).closest("svg");
-    const figure = svg?.closest("figure");
-    const one = figure && drawn.get(figure);
-    if (!svg || !one) return hideCursor(node);
-    const box = svg.getBoundingClientRect();
-    showCursor(node, one.from + ((event.clientX - box.left) / Math.max(1, box.width)) * one.span);
-  });
-  node.addEventListener("pointerleave", () => hideCursor(node));
+  node.dataset.cursor = `cursor-${(groups += 1)}`;
   return node;
 };
 
 /**
- * @param {Element} node
- * @param {number} at
+ * The newest values as a table, in the place of a chart that cannot be drawn.
+ * @param {string} title
+ * @param {string} unit
+ * @param {Series[]} series
+ * @param {Error} error why it cannot
  */
-const showCursor = (node, at) => {
-  for (const figure of node.querySelectorAll("figure")) {
-    const one = drawn.get(figure);
-    if (!one) continue;
-    const place = (((at - one.from) / one.span) * WIDTH).toFixed(1);
-    for (const name of ["x1", "x2"]) one.cursor.setAttribute(name, place);
-    one.cursor.setAttribute("visibility", "visible");
-    const said = one.series.map(({ name, points }) => {
-      const value = valueAt(points, at, one.stepMs);
-      return `${name ? `${name} ` : ""}${value === null ? "nothing" : shown(value) + one.unit}`;
-    });
-    one.told.textContent = `${new Date(at).toLocaleTimeString()}: ${said.join(", ")}`;
-  }
-};
-
-/** @param {Element} node */
-const hideCursor = (node) => {
-  for (const figure of node.querySelectorAll("figure")) {
-    const one = drawn.get(figure);
-    one?.cursor.setAttribute("visibility", "hidden");
-    if (one) one.told.textContent = "";
-  }
+const numbersOf = (title, unit, series, error) => {
+  const [moments, ...columns] = alignedOf(series, Infinity);
+  const table = tableOf(`${title}, as numbers`, (/** @type {number} */ place) => String(moments[place]), [
+    { title: "Time", text: (place) => new Date(moments[place]).toLocaleTimeString() },
+    ...series.map(({ name }, number) => ({ title: name || title, text: (/** @type {number} */ place) => {
+      const value = columns[number][place];
+      return value === null || value === undefined ? "" : shown(value) + unit;
+    } })),
+  ]);
+  table.show(moments.map((_, place) => moments.length - 1 - place).slice(0, NUMBERS_SHOWN));
+  table.node.classList.add("numbers-instead");
+  return [h("p", { class: "empty" }, `${error.message} Here are the numbers:`), table.node];
 };
 
 /**
