@@ -101,6 +101,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             ready_file.withdraw(settings.ready_file)
             raise
         ready_file.withdraw(settings.ready_file)
+        clock = store.clock  # one for all who share a database
         master = keys.master(may_create=False)
         authority = await Authority.load_or_create(store, master, clock)
         revocations = Revocations(store, clock)

@@ -172,7 +172,8 @@ class StandbyReads:
 
     async def _kernel(self, standby: Standby, stack: contextlib.AsyncExitStack, keys: _Keys) -> Kernel:
         """What domains stand on, over a store that refuses writes: keys that do not exist are not made."""
-        store, clock = standby.store.reader(), self._clock
+        store = standby.store.reader()
+        clock = store.clock
         store.keep_fresh(keys)  # before the first is read
         master = self._keys.master(may_create=False)
         telemetry = None

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -23,11 +24,12 @@ from fleetplane.kernel.store.engine import Author, Superseded
 from fleetplane.kernel.store.servers import seat
 from fleetplane.kernel.store.servers.standby import Standby
 
-SEEDS = int(os.environ.get("CLUSTER_SEEDS", "60"))
-"""A short form, some two seconds; `make faults` runs two thousand."""
+SEEDS = int(os.environ.get("CLUSTER_SEEDS", "2000"))
+"""Histories, of some 30 ms of processor time each; `make faults` runs more."""
+PORTIONS = 20
+"""Into which they are divided, for those who work at the same time."""
+LATE_SEEDS = 60
 DEFECT_SEEDS = 500
-KEPT = (54, 767)
-"""Seeds that have failed once."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,27 +41,30 @@ def quiet() -> Iterator[None]:
     structlog.configure(**before)
 
 
-def test_no_history_breaks_what_several_servers_promise() -> None:
-    ends, unknown, terms, acknowledged, reads, moves = set(), 0, 0, 0, 0, 0
-    for seed in {*range(SEEDS), *KEPT}:
+@pytest.mark.parametrize("portion", range(PORTIONS))
+def test_no_history_breaks_what_several_servers_promise(portion: int) -> None:
+    seeds, ends, seen = range(portion, SEEDS, PORTIONS), set[str](), Counter[str]()
+    for seed in seeds:
         simulation = Simulation(seed)
         try:
             simulation.run()
         except (Violation, FleetplaneError) as error:
             pytest.fail(f"seed {seed}: {error}")
         ends |= set(simulation.ends)
-        unknown += simulation.told.unknown
-        terms += simulation.database.head.author.term
-        acknowledged += len(simulation.told.acknowledged)
-        reads += simulation.reads
-        moves += simulation.moves
-    # That there was anything to see.
+        seen["unknown"] += simulation.told.unknown
+        seen["terms"] += simulation.database.seats[-1].term
+        seen["acknowledged"] += len(simulation.told.acknowledged)
+        seen["looked up"] += simulation.told.refusals
+        seen["swept"] += simulation.told.swept
+        seen["lost"] += simulation.losses
+        seen["alone"] += simulation.locked
+        seen["reads"] += simulation.reads
+        seen["moves"] += simulation.moves
+    # That there was anything to see: of each, some half of what there is on average.
     assert "Superseded" in ends
-    assert unknown > SEEDS / 4
-    assert terms > 2 * SEEDS
-    assert acknowledged > 20 * SEEDS
-    assert reads > 10 * SEEDS
-    assert moves > 2 * SEEDS
+    least = {"unknown": 0.3, "terms": 1.5, "acknowledged": 20, "looked up": 4, "swept": 2}
+    least |= {"lost": 15, "alone": 0.3, "reads": 5, "moves": 2}
+    assert {what for what, share in least.items() if seen[what] < share * len(seeds)} == set()
 
 
 def test_the_same_seed_gives_the_same_history() -> None:
@@ -73,22 +78,22 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 @pytest.mark.parametrize("delay_seconds", [0.05, 0.2, 0.4])
 def test_no_history_breaks_it_however_late_the_database_answers(delay_seconds: float) -> None:
-    for seed in range(SEEDS):
+    for seed in range(LATE_SEEDS):
         try:
             Simulation(seed, delay_seconds=delay_seconds).run()
         except (Violation, FleetplaneError) as error:
             pytest.fail(f"seed {seed}: {error}")
 
 
-FIRST = {"absence_is_failure": 12, "term_is_not_checked": 19}
-"""Where the short form begins to look."""
-DELAYS = {"take_over_is_unconditional": 0.2}
+FIRST = {"absence_is_failure": 205}
+"""Where to begin to look, of the seeds that there are to look at."""
+DELAYS = {"take_over_is_unconditional": 0.2, "lock_is_not_waited_for": 0.05}
 """How late the database answers where a defect shows only then."""
 
 
 @pytest.mark.parametrize("defect", [field.name for field in fields(Defects)])
 def test_a_defect_put_in_is_found(defect: str) -> None:
-    first = FIRST.get(defect, 0) if SEEDS < DEFECT_SEEDS else 0
+    first = FIRST.get(defect, 0)
     for seed in (*range(first, DEFECT_SEEDS), *range(first)):
         try:
             Simulation(seed, defects=Defects(**{defect: True}), delay_seconds=DELAYS.get(defect, 0.002)).run()
@@ -97,12 +102,14 @@ def test_a_defect_put_in_is_found(defect: str) -> None:
     pytest.fail(f"{DEFECT_SEEDS} histories with the defect {defect}, and nothing was noticed")
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_killed_server_is_replaced_within_ten_seconds(seed: int) -> None:
-    simulation = Simulation(seed, trouble="kill")
-    simulation.run()
-    assert simulation.takeovers
-    assert max(simulation.takeovers) < TAKEOVER_SECONDS
+def test_a_killed_server_is_replaced_within_ten_seconds() -> None:
+    takeovers: list[float] = []
+    for seed in range(10):
+        simulation = Simulation(seed, trouble="kill")
+        simulation.run()
+        takeovers += simulation.takeovers
+    assert len(takeovers) > 5
+    assert max(takeovers) < TAKEOVER_SECONDS
 
 
 def test_a_server_that_was_held_up_goes_on_if_nobody_took_over_meanwhile() -> None:

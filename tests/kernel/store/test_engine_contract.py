@@ -223,6 +223,8 @@ async def test_groups_are_read_whole_in_order_and_with_their_author(
 ) -> None:
     async with _opened(factory, tmp_path) as engine:
         mark, made = EMPTY, []
+        if isinstance(engine, PostgresEngine):  # writes for servers that it knows
+            assert [await engine.enlist("srv") for _ in range(3)] == [1, 2, 3]
         for size in (2, 0, 3, 5, 0):
             one = group(mark, *(f"n{n}" for n in range(size)))
             one.author = Author("srv", 3, 0)

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 from support.shared.memory_engine import Link, MemoryDatabase, MemoryEngine
 from support.shared.server_pair import Pair, with_pair
-from support.shared.storekit import KINDS, SCOPE, THING, put
+from support.shared.storekit import KINDS, SCOPE, THING, flat, put, taken
 from support.shared.virtual_loop import LoopClock, run
 
 from fleetplane.kernel.errors import IntegrityError, OutcomeUnknown, Unavailable
@@ -160,20 +160,23 @@ def test_a_reader_does_not_meet_the_taking_over_that_is_under_way() -> None:
     run(work())
 
 
-def test_a_reader_does_not_meet_what_the_active_server_is_writing() -> None:
+def test_what_a_reader_meets_in_the_log_before_its_writer_was_answered_is_applied_once() -> None:
     async def work() -> None:
         engine, standby = await slowly_answered()
         engine.let_go.set()
         async with standby.active() as store:
+            watch = store.watch(THING, after=0)
             engine.let_go.clear()
             engine.written.clear()
             writing = asyncio.create_task(put(store, "x", 1))
             await engine.written.wait()
-            await standby.index.confirm()
             assert store.get(THING, SCOPE, "x") is None, "nobody was told that it is kept"
+            await standby.index.confirm()
+            assert store.get(THING, SCOPE, "x") is not None, "the database says so"
             engine.let_go.set()
-            await writing
-            assert store.get(THING, SCOPE, "x") is not None
+            assert (await writing).revision == store.revision == 1
+            await put(store, "y", 1)
+            assert [event.resource.name for event in flat(await taken(watch, 2))] == ["x", "y"]
 
     run(work())
 

@@ -1,7 +1,7 @@
 """Several real stores over one database in memory, in virtual time, and what can go wrong between them.
 
 One seed is one history. Servers start, follow, take over, are cut off, stopped and killed; clients write
-through whichever is active; watchers look at all of them. What must hold is checked at every group that is
+through all of them, and watchers look at all of them. What must hold is checked at every group that is
 written, at every group that any server applies, and at the end.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.shared.memory_engine import Defects, Link, MemoryDatabase, MemoryEngine
+from support.shared.memory_engine import SECOND_NS, Defects, Link, MemoryDatabase, MemoryEngine
 from support.shared.storekit import KINDS, SCOPE, THING, Spec
 from support.shared.virtual_loop import LoopClock, run
 
@@ -25,22 +25,34 @@ from fleetplane.kernel.errors import (
     Compacted,
     FleetplaneError,
     IntegrityError,
+    NotFound,
     OutcomeUnknown,
     Unavailable,
 )
 from fleetplane.kernel.store import ABSENT, Draft, Store, StoreSettings
 from fleetplane.kernel.store import log as store_log
 from fleetplane.kernel.store.engine import Author, Claim, LoggedGroup
-from fleetplane.kernel.store.group import Group
+from fleetplane.kernel.store.group import Group, Result
 from fleetplane.kernel.store.log import Claimed, LogType
+from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
 from fleetplane.kernel.store.servers.standby import Standby
+from fleetplane.kernel.store.submissions import Submission
+from fleetplane.kernel.store.writer import Attempt, Writer
 from fleetplane.kernel.watch import Event, EventType
 
 SERVERS = 3
 CLIENTS = 4
 TAKEOVER_SECONDS = 10.0
+SLOW_SHARE = 0.2
+SLOW = 30
+"""How much later the database answers a server that is slow."""
 KEY = b"k" * 32
 TOKENS = [f"token{n}" for n in range(5)]
+LEASE = "lease-"
+LEASE_MILLISECONDS = 3000
+CLOCK_ERROR_SECONDS = 1.5
+"""What two servers may differ in about the database's clock, when that answers late."""
+MILLISECOND_NS = 1_000_000
 
 
 class Violation(AssertionError):
@@ -78,16 +90,22 @@ class Judge:
         database._append = checked  # type: ignore[method-assign, assignment]
 
     def written(self, group: LoggedGroup) -> None:
-        """After every group: numbers, one author per term, one audit chain."""
+        """After every group: numbers, one author per term, nobody who has ended, one audit chain."""
         number = group.mark.number
         require(number == len(self.states), f"group {number} follows group {len(self.states) - 1}")
-        before = self._database.groups[-2]
-        require(group.author.term >= before.author.term, f"group {number} is written under an old term")
-        author = self._terms.setdefault(group.author.term, group.author)
-        require(author == group.author, f"{group.author} and {author} both wrote under one term")
-        for row in self._database.audit[self._checked_audit :]:
-            link = audit.link(self._last_hash, row.entry, KEY)
-            require(link == row.hash, f"audit entry {row.seq} does not continue the chain")
+        author = group.author
+        if author.term:
+            require(author.term >= max(self._terms, default=0), f"group {number} is of an old term")
+            first = self._terms.setdefault(author.term, author)
+            require(first == author, f"{author} and {first} both wrote under one term")
+        else:
+            row, now = self._database.servers[author.server], self._database.now_ns()
+            silent = (now - row.renewed_at_ns) / SECOND_NS
+            require(row.boot == author.boot, f"group {number} is of a process that has ended")
+            require(silent <= LIFE_SECONDS, f"group {number} is of a server not heard of for {silent:.0f} s")
+        for entry in self._database.audit[self._checked_audit :]:
+            link = audit.link(self._last_hash, entry.entry, KEY)
+            require(link == entry.hash, f"audit entry {entry.seq} does not continue the chain")
             self._last_hash = link
         self._checked_audit = len(self._database.audit)
         require(group.mark.audit_hash == self._last_hash, f"group {number} is not at the chain's end")
@@ -147,20 +165,20 @@ class Server:
         self._sim = sim
         self.name = name
         self.link = Link(chance=sim.chance)
-        self.store: Store | None = None
-        """While it is active."""
+        self.is_active = False
         self.standing_by: Standby | None = None
         self._process: asyncio.Task[None] | None = None
 
     async def live(self) -> None:
         """Start again whenever it ends, however that was."""
         while True:
-            self.link = Link(
-                chance=self._sim.chance, loss=self._sim.loss, delay_seconds=self._sim.delay_seconds
-            )
+            chance, delay = self._sim.chance, self._sim.delay_seconds
+            if chance.random() < SLOW_SHARE and delay < 0.01:
+                delay *= SLOW
+            self.link = Link(chance=chance, loss=self._sim.loss, delay_seconds=delay)
             self._process = asyncio.create_task(self._run())
             await asyncio.wait([self._process])
-            self.store = self.standing_by = None
+            self.standing_by = None
             if not self._process.cancelled() and (error := self._process.exception()) is not None:
                 if not isinstance(error, FleetplaneError):
                     raise error
@@ -183,8 +201,7 @@ class Server:
         )
         store = standby.store
         self._observe(store)
-        if sim.defects.own_group_applied_twice:
-            _apply_twice(store, sim.database)
+        _put_in(sim.defects, store, sim.database)
         cursor, seen = store.revision, list[Event]()
         watch = store.watch(THING, after=cursor)
         watching = asyncio.create_task(_take(watch, seen))
@@ -192,10 +209,12 @@ class Server:
         try:
             async with standby.active():
                 sim.became_active(self.name)
-                self.store = store
+                self.is_active = True
                 await store.writing()
         finally:
-            self.store = None
+            self.is_active = False
+            sim.losses += store._writer.losses
+            sim.locked += store._writer.locked
             until = watch.revision
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -215,6 +234,39 @@ class Server:
         self.link.cut = True
         if self._process is not None:
             self._process.cancel()
+
+
+def _put_in(defects: Defects, store: Store, database: MemoryDatabase) -> None:
+    """The defects that are a server's own."""
+    if defects.own_group_applied_twice:
+        _apply_twice(store, database)
+    if defects.refusal_from_a_stale_view:
+        _answer_at_once(store._writer)
+    if defects.first_answer_is_kept:
+        _keep_first_answers(store._writer)
+    if defects.sweep_by_local_clock:
+        own = store.clock._clock  # type: ignore[attr-defined]
+        store._writer.clock = own
+
+
+def _answer_at_once(writer: Writer) -> None:
+    attempt = writer._attempt
+
+    async def answered(made: Attempt) -> Attempt:
+        return await attempt(made) if made.group.changed else made
+
+    writer._attempt = answered  # type: ignore[method-assign, assignment]
+
+
+def _keep_first_answers(writer: Writer) -> None:
+    draft, first = writer._draft, dict[Submission, Result | None]()
+
+    def kept(submissions: Sequence[Submission]) -> Attempt:
+        made = draft(submissions)
+        made.results = [first.setdefault(*pair) for pair in zip(submissions, made.results, strict=False)]
+        return made
+
+    writer._draft = kept  # type: ignore[method-assign]
 
 
 def _apply_twice(store: Store, database: MemoryDatabase) -> None:
@@ -244,7 +296,11 @@ class Told:
     acknowledged: dict[str, int] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     redeemed: dict[str, str] = field(default_factory=dict)
+    leases: dict[str, float] = field(default_factory=dict)
+    """When each was made, which must not end before its time."""
     unknown: int = 0
+    swept: int = 0
+    refusals: int = 0
 
 
 class Simulation:
@@ -252,7 +308,7 @@ class Simulation:
         self,
         seed: int,
         *,
-        seconds: float = 14.0,
+        seconds: float = 10.0,
         defects: Defects | None = None,
         trouble: str = "all",
         delay_seconds: float = 0.002,
@@ -349,7 +405,7 @@ class Simulation:
             self._vacant_since = None
 
     def _active(self) -> Server | None:
-        active = [server for server in self.servers if server.store is not None]
+        active = [server for server in self.servers if server.is_active]
         return self.chance.choice(active) if active else None
 
     # Clients.
@@ -357,15 +413,22 @@ class Simulation:
     async def _client(self, number: int) -> None:
         while True:
             await asyncio.sleep(self.chance.expovariate(4.0))
-            if self.chance.random() < 0.3:
-                await self._redeem(self.chance.choice(TOKENS), f"client{number}")
-            else:
-                await self._write(f"c{number}")
+            match self.chance.random():
+                case luck if luck < 0.3:
+                    await self._redeem(self.chance.choice(TOKENS), f"client{number}")
+                case luck if luck < 0.4:
+                    await self._look_up()
+                case luck if luck < 0.5:
+                    await self._take_lease()
+                case luck if luck < 0.6:
+                    await self._sweep()
+                case _:
+                    await self._write(f"c{number}")
 
     async def _write(self, client: str) -> bool:
         """Make something new; True if it was acknowledged."""
-        server = self._active()
-        if server is None or server.store is None:
+        store = self._writable()
+        if store is None:
             return False
         self._number += 1
         name, value = f"{client}-{self._number}", self._number
@@ -376,7 +439,7 @@ class Simulation:
 
         touches = [THING.key(SCOPE, name), THING.key(SCOPE, f"{client}-last")]
         try:
-            await server.store.transact(change, actor=client, action="write", touches=touches)
+            await store.transact(change, actor=client, action="write", touches=touches)
         except OutcomeUnknown:
             self.told.unknown += 1
             return False
@@ -387,11 +450,11 @@ class Simulation:
         return True
 
     async def _redeem(self, token: str, owner: str) -> None:
-        server = self._active()
-        if server is None or server.store is None:
+        store = self._writable()
+        if store is None:
             return
         with suppress(AlreadyExists, Unavailable):
-            await server.store.transact(
+            await store.transact(
                 lambda draft: draft.claim(THING, SCOPE, "token", token, owner),
                 actor=owner,
                 action="redeem",
@@ -399,6 +462,69 @@ class Simulation:
             )
             before = self.told.redeemed.setdefault(token, owner)
             require(before == owner, f"{token} was redeemed by {before} and by {owner}, both were told so")
+
+    def _writable(self) -> Store | None:
+        """Any server writes, active or not."""
+        server = self._any()
+        return None if server is None or server.standing_by is None else server.standing_by.store
+
+    async def _look_up(self) -> None:
+        """A transaction that finds something missing was not told so by a server that is behind."""
+        store, known = self._writable(), list(self.told.acknowledged)[-4:]
+        if store is None or not known:
+            return
+        name = self.chance.choice(known)
+
+        def change(draft: Draft) -> None:
+            if draft.get(THING, SCOPE, name) is None:
+                raise NotFound(name)
+
+        try:
+            await store.transact(change, actor="reader", action="look", touches=[])
+        except NotFound as error:
+            raise Violation(f"{name} was refused as unknown, and had been acknowledged") from error
+        except Unavailable:
+            return
+        self.told.refusals += 1
+
+    async def _take_lease(self) -> None:
+        store = self._writable()
+        if store is None:
+            return
+        self._number += 1
+        name = f"{LEASE}{self._number}"
+
+        def change(draft: Draft) -> None:
+            ends = draft.now_ns // MILLISECOND_NS + LEASE_MILLISECONDS
+            draft.put(THING, SCOPE, name, spec=Spec(value=ends), expect=ABSENT)
+
+        self.told.leases[name] = asyncio.get_running_loop().time()
+        with suppress(Unavailable):
+            await store.transact(change, actor="lease", action="take", touches=[THING.key(SCOPE, name)])
+
+    async def _sweep(self) -> None:
+        """Whatever has expired goes; nothing goes before its time, whatever a server's own clock shows."""
+        store = self._writable()
+        if store is None:
+            return
+        known = [thing.name for thing in store.list(THING, SCOPE) if thing.name.startswith(LEASE)]
+
+        def change(draft: Draft) -> list[str]:
+            now = draft.now_ns // MILLISECOND_NS
+            found = [draft.get(THING, SCOPE, name) for name in known]
+            over = [thing.name for thing in found if thing is not None and thing.spec.value <= now]
+            for name in over:
+                draft.delete(THING, SCOPE, name)
+            return over
+
+        touches = [THING.key(SCOPE, name) for name in known]
+        with suppress(Unavailable):
+            swept = (await store.transact(change, actor="sweep", action="sweep", touches=touches)).value
+            now = asyncio.get_running_loop().time()
+            for name in swept:
+                age = now - self.told.leases[name]
+                require(age >= LEASE_MILLISECONDS / 1000 - CLOCK_ERROR_SECONDS, f"{name} ended after {age} s")
+            self.told.swept += len(swept)
 
     # Readers.
 
@@ -412,7 +538,7 @@ class Simulation:
         standby = server.standing_by
         if standby is None or standby.store._hub.closed:
             return None
-        if server.store is None and asks:
+        if asks:
             try:
                 await standby.index.confirm()
             except (Unavailable, IntegrityError):
@@ -426,7 +552,7 @@ class Simulation:
             server, known = self._any(), list(self.told.acknowledged)[-8:]
             if server is None:
                 continue
-            store = await self._confirmed(server, asks=not self.defects.refusal_from_a_stale_view)
+            store = await self._confirmed(server, asks=not self.defects.read_from_a_stale_view)
             if store is not None:
                 self.reads += 1
                 live = store._view.of(THING.name).live
@@ -466,6 +592,8 @@ class Simulation:
     # Trouble.
 
     calm = False
+    losses = 0
+    locked = 0
     reads = 0
     moves = 0
 
@@ -477,7 +605,9 @@ class Simulation:
             self.chance.choice(self._troubles())()
 
     def _troubles(self) -> list[Callable[[], object]]:
-        server = self._active() or self.chance.choice(self.servers)
+        server = self._active()
+        if server is None or self.chance.random() < 0.4:
+            server = self.chance.choice(self.servers)
         if self._trouble_is_death:
             return [self._kill_active]
         return [server.kill, server.kill, lambda: self._cut(server), lambda: self._stop(server)]

@@ -29,11 +29,14 @@ from fleetplane.kernel.store.engine import (
     ResourceRow,
     WriteGroup,
 )
-from fleetplane.kernel.store.servers.engine import Renewal
+from fleetplane.kernel.store.servers.engine import Drafting, Renewal
+from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
 
 R = TypeVar("R")
 EMPTY = Mark(number=0, revision=0, compacted=0, audit_seq=0, audit_hash=audit.GENESIS)
 SECOND_NS = 1_000_000_000
+LOCK_SECONDS = 1.0
+"""How long a server that says nothing keeps the lock: `idle_in_transaction_session_timeout`."""
 
 
 @dataclass(kw_only=True)
@@ -51,8 +54,18 @@ class Defects:
     """A server applies what it wrote from memory, and once more from the log."""
     term_is_not_checked: bool = False
     """The database numbers what arrives itself, and takes it from a server that was replaced, too."""
+    read_from_a_stale_view: bool = False
+    """A server says what there is not, without having asked the database."""
     refusal_from_a_stale_view: bool = False
-    """A server that stands by says what there is not, without having asked the database."""
+    """A transaction that changes nothing is answered without having asked the database."""
+    boot_is_not_checked: bool = False
+    """The database takes groups from a server that it has not heard of for long."""
+    first_answer_is_kept: bool = False
+    """Whoever came too late is told what came out of the first attempt, and not of the one that is kept."""
+    sweep_by_local_clock: bool = False
+    """Transactions are dated by the wall clock of the server that runs them."""
+    lock_is_not_waited_for: bool = False
+    """Groups are written while a server has the lock, and has read the end of the log."""
     cursor_from_the_future_refused: bool = False
     """A watch that comes from a server that was further is told that its cursor is not known."""
 
@@ -79,6 +92,9 @@ class MemoryDatabase:
         self.secrets: dict[str, bytes] = {}
         self.audit: list[audit.Row] = []
         self.servers: dict[str, _Server] = {}
+        self.seats: list[Author] = [Author()]
+        self.locked_by: object | None = None
+        self.released = asyncio.Event()
         self.owners: dict[Claim, list[str]] = {}
         """Of each claim, everybody who ever held it."""
 
@@ -93,15 +109,39 @@ class MemoryDatabase:
         at = number - self.groups[0].mark.number
         return self.groups[at] if 0 <= at < len(self.groups) else None
 
-    def outcome(self, *, written: bool) -> Outcome:
-        return Outcome(written=written, mark=self.head.mark, author=self.head.author, now_ns=self._now_ns())
+    def outcome(self, *, written: bool, alive: bool = True) -> Outcome:
+        head = self.head
+        return Outcome(
+            written=written, mark=head.mark, author=head.author, now_ns=self._now_ns(), alive=alive
+        )
+
+    # The lock of all writes, held by a server for at most as long as it may be idle in a transaction.
+
+    def lock(self, holder: object) -> None:
+        self.locked_by = holder
+        asyncio.get_running_loop().call_later(LOCK_SECONDS, self.unlock, holder)
+
+    def unlock(self, holder: object) -> None:
+        if self.locked_by is holder:
+            self.locked_by = None
+            released, self.released = self.released, asyncio.Event()
+            released.set()
 
     # What servers ask.
 
+    def is_alive(self, author: Author) -> bool:
+        """Whether an author may write."""
+        if author.term or not author.server:
+            return author.term == self.seats[-1].term or self.defects.term_is_not_checked
+        row = self.servers[author.server]
+        if self.defects.boot_is_not_checked:
+            return True
+        return row.boot == author.boot and row.renewed_at_ns > self._now_ns() - LIFE_SECONDS * SECOND_NS
+
     def commit(self, group: WriteGroup) -> Outcome:
-        if group.author.term != self.head.author.term:
-            if not self.defects.term_is_not_checked:
-                return self.outcome(written=False)
+        if not self.is_alive(group.author):
+            return self.outcome(written=False, alive=False)
+        if self.defects.term_is_not_checked and 0 < group.author.term != self.seats[-1].term:
             group = replace(group, after=replace(group.after, number=self.head.mark.number + 1))
         elif group.before.number != self.head.mark.number and not self.defects.number_is_not_checked:
             return self.outcome(written=False)
@@ -141,9 +181,13 @@ class MemoryDatabase:
         found = self.group(before.number + 1)
         if found is not None:
             return self.outcome(written=found.id == group_id)
-        if author.term == self.head.author.term and not self.defects.absence_is_failure:
+        alive = self.is_alive(author)
+        if self.defects.absence_is_failure:
+            head = self.head.mark
+            return replace(self.outcome(written=False), mark=replace(head, number=before.number + 1))
+        if alive:
             self._append(replace(self.head.mark, number=before.number + 1), author, b"settled", ())
-        return self.outcome(written=False)
+        return self.outcome(written=False, alive=alive)
 
     def enlist(self, server: str) -> int:
         row = self.servers.setdefault(server, _Server())
@@ -153,10 +197,10 @@ class MemoryDatabase:
 
     def renew(self, author: Author) -> Renewal:
         row = self.servers[author.server]
-        alive = row.boot == author.boot and (author.term == 0 or self.head.author.term == author.term)
+        alive = row.boot == author.boot and (author.term == 0 or self.seats[-1].term == author.term)
         if alive:
             row.renewed_at_ns = self._now_ns()
-        return Renewal(alive=alive, holder=self.head.author, now_ns=self._now_ns())
+        return Renewal(alive=alive, holder=self.seats[-1], now_ns=self._now_ns())
 
     def leave(self, author: Author) -> None:
         row = self.servers[author.server]
@@ -164,7 +208,7 @@ class MemoryDatabase:
             row.renewed_at_ns = 0
 
     def take_over(self, before: Mark, author: Author, life_seconds: float) -> Outcome:
-        holder = self.head.author
+        holder = self.seats[-1]
         row = self.servers.get(holder.server)
         living = (
             row is not None
@@ -177,7 +221,9 @@ class MemoryDatabase:
             return self.outcome(written=False)
         term = holder.term + 1
         self.servers[author.server].renewed_at_ns = self._now_ns()
-        self._append(replace(before, number=before.number + 1), author._replace(term=term), b"took over", ())
+        taken = author._replace(term=term)
+        self.seats.append(taken)
+        self._append(replace(before, number=before.number + 1), taken, b"took over", ())
         return self.outcome(written=True)
 
     def page(self, after: int, limit: int) -> GroupPage:
@@ -228,12 +274,15 @@ class Link:
     def __post_init__(self) -> None:
         self.stopped.set()
 
-    async def call(self, act: Callable[[], R]) -> R:
+    async def call(self, act: Callable[[], R], database: MemoryDatabase | None = None) -> R:
+        """Ask; if a database is given, what is asked waits for its lock."""
         if not self.stopped.is_set():
             await self.stopped.wait()
         await asyncio.sleep(self.chance.random() * self.delay_seconds)
         if self.cut or self.chance.random() < self.loss:
-            return await self._lost(act)
+            return await self._lost(act, database)
+        while database is not None and database.locked_by is not None:
+            await database.released.wait()
         result = act()
         # Some answers are there at once, others after what was sent later has been done.
         late = self.chance.random()
@@ -244,15 +293,18 @@ class Link:
             raise Unavailable("the answer was lost")
         return result
 
-    async def _lost(self, act: Callable[[], R]) -> R:
+    async def _lost(self, act: Callable[[], R], database: MemoryDatabase | None) -> R:
         if self.chance.random() < 0.5:  # on its way all the same, and nobody will hear of it
             loop = asyncio.get_running_loop()
-            loop.call_later(self.chance.uniform(0, 3.0), lambda: _quietly(act))
+            loop.call_later(self.chance.uniform(0, 3.0), _late, act, database)
         raise Unavailable("the connection was lost")
 
 
-def _quietly(act: Callable[[], object]) -> None:
-    with suppress(IntegrityError):
+def _late(act: Callable[[], object], database: MemoryDatabase | None) -> None:
+    if database is not None and database.locked_by is not None:
+        asyncio.get_running_loop().call_later(LOCK_SECONDS / 10, _late, act, database)
+        return
+    with suppress(IntegrityError, Unavailable):
         act()
 
 
@@ -261,11 +313,42 @@ class MemoryEngine:
         self._database = database
         self.link = link
 
+    @property
+    def _lock(self) -> MemoryDatabase | None:
+        return None if self._database.defects.lock_is_not_waited_for else self._database
+
     async def commit(self, group: WriteGroup) -> Outcome:
-        return await self.link.call(lambda: self._database.commit(group))
+        return await self.link.call(lambda: self._database.commit(group), self._lock)
+
+    async def commit_alone(self, *, after: int, limit: int, draft: Drafting) -> Outcome | None:
+        database, holder = self._database, object()
+
+        def locked() -> GroupPage:
+            database.lock(holder)
+            return database.page(after, limit)
+
+        def written(group: WriteGroup) -> Outcome:
+            if database.locked_by is not holder and not database.defects.lock_is_not_waited_for:
+                raise Unavailable("the transaction was ended, it was idle")
+            if database.defects.lock_is_not_waited_for:  # it believes that nobody else has written
+                group = replace(group, before=database.head.mark)
+            outcome = database.commit(group)
+            database.unlock(holder)
+            return outcome
+
+        page = await self.link.call(locked, database)  # if its answer is lost, the lock is, for a while
+        group: WriteGroup | None = None
+        try:
+            last = page.groups[-1].mark.number if page.groups else after
+            if last == page.head.number:
+                group = await draft(page)
+        finally:
+            if group is None and not self.link.cut and self.link.stopped.is_set():
+                database.unlock(holder)
+        return None if group is None else await self.link.call(lambda: written(group))
 
     async def settle(self, before: Mark, group_id: bytes, author: Author) -> Outcome:
-        return await self.link.call(lambda: self._database.settle(before, group_id, author))
+        return await self.link.call(lambda: self._database.settle(before, group_id, author), self._lock)
 
     async def groups(self, *, after: int, limit: int) -> GroupPage:
         return await self.link.call(lambda: self._database.page(after, limit))
@@ -287,7 +370,9 @@ class MemoryEngine:
         return await self.link.call(lambda: self._database.renew(author))
 
     async def take_over(self, before: Mark, author: Author, life_seconds: float) -> Outcome:
-        return await self.link.call(lambda: self._database.take_over(before, author, life_seconds))
+        return await self.link.call(
+            lambda: self._database.take_over(before, author, life_seconds), self._lock
+        )
 
     @asynccontextmanager
     async def load(self, kinds: Sequence[str]) -> AsyncIterator[Contents]:

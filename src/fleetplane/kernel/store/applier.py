@@ -34,7 +34,9 @@ class Applier:
         return f"<Applier number={self.mark.number} revision={self.mark.revision}>"
 
     def own(self, group: Group) -> None:
-        """What this process wrote."""
+        """What this process wrote, unless it was read from the log before the database's answer came."""
+        if group.after().number <= self.mark.number:
+            return
         self._check(group.after())
         group.apply()
         self._show(group.events, group.after())
@@ -52,7 +54,9 @@ class Applier:
         self._show(events, logged.mark)
 
     def pass_over(self, mark: Mark) -> None:
-        """A group that changed nothing, such as one that says who writes from now on."""
+        """A group that changed nothing, such as one that says who has the seat from now on."""
+        if mark.number <= self.mark.number:
+            return
         self._check(mark)
         self._show([], mark)
 

@@ -70,7 +70,7 @@ class Author(NamedTuple):
     server: str = ""
     boot: int = 0
     term: int = 0
-    """Counts the processes that were the one writer, where several could be."""
+    """Counts the processes that had the seat, where several can write; 0 for one that has it not."""
 
 
 ALONE = Author()
@@ -142,6 +142,8 @@ class Outcome:
     """Who brought it there."""
     now_ns: int
     """The database's clock."""
+    alive: bool = True
+    """Whether this author may write at all: its term is not over, or its process not ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +194,7 @@ class HistoryPage:
 
 
 class Engine(Protocol):
-    """One database, owned by one writer."""
+    """One database."""
 
     def load(self, kinds: Sequence[str]) -> AbstractAsyncContextManager[Contents]:
         """Everything that is kept of these kinds, as of one moment."""

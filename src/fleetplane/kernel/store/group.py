@@ -54,7 +54,7 @@ class Group:
         self, view: View, mark: Mark, clock: Clock, audit_key: bytes = b"", author: Author = ALONE
     ) -> None:
         self.id = clock.token_bytes(ID_BYTES)
-        self._author = author
+        self.author = author
         self._view = view
         self._unlogged = view.unlogged
         self._clock = clock
@@ -180,6 +180,10 @@ class Group:
     def changed(self) -> bool:
         return bool(self._audit) or self._compacted != self._before.compacted
 
+    @property
+    def before(self) -> Mark:
+        return self._before
+
     def after(self) -> Mark:
         return Mark(
             number=self._before.number + 1,
@@ -193,7 +197,7 @@ class Group:
         """For the database: of each resource only the last state, of the log everything."""
         rows = WriteGroup(
             id=self.id,
-            author=self._author,
+            author=self.author,
             before=self._before,
             after=self.after(),
             log=self._rows,

@@ -7,14 +7,22 @@ one face that the rest of Fleetplane sees of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.audit.chain import ACTION_LIMIT_BYTES, ACTOR_LIMIT_BYTES, Head, Row
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import Compacted, InvalidArgument, SettingsError
+from fleetplane.kernel.errors import Compacted, InvalidArgument, SettingsError, Unavailable
 from fleetplane.kernel.resources import (
     AnyKind,
     AnyResource,
@@ -87,11 +95,13 @@ class Store:
         self.lineage = ""
         """Of the database; the revisions of another one mean nothing here."""
         self.exclusive = False
-        """Whether no other process can have the same database open."""
+        """Whether this process alone does what one does for all: others that write run no controllers."""
         self.shared = False
-        """Whether other servers follow the same database, and may have shown what this one has not yet."""
+        """Whether other servers write to the same database, and may know what this one does not yet."""
         self.bell: Doorbell | None = None
         """What tells them of writes, and this one of theirs."""
+        self._may_write: Callable[[], bool] = _always
+        self._confirm: Callable[[], Awaitable[None]] = _nothing_to_wait_for
 
     def __repr__(self) -> str:
         return f"<Store revision={self.revision} resources={len(self._view)}>"
@@ -154,7 +164,7 @@ class Store:
     ) -> AsyncIterator[Store]:
         """A store on an engine that someone else opens and closes, and that no other process writes to."""
         store = await cls.loaded(engine, settings, kinds=kinds, clock=clock, audit_key=audit_key)
-        async with store.written(ALONE):
+        async with store.written(ALONE), store.led():
             yield store
 
     @classmethod
@@ -188,17 +198,22 @@ class Store:
         store._audit_key = audit_key
         return store
 
-    def reader(self) -> Store:
-        """The same store for whoever only reads: it shares memory and watches, and refuses writes.
+    def reader(self, may_write: Callable[[], bool] | None = None) -> Store:
+        """The same store for whoever reads: it shares memory and watches, and refuses writes.
 
-        What accompanies transactions of the one is not there for those of the other.
+        Unless `may_write`, asked for each, allows it. What accompanies transactions of the one is not there
+        for those of the other.
         """
         other = Store(self._engine, self._kinds, self._view, self._settings)
         other.lineage, other._audit_key, other.shared = self.lineage, self._audit_key, self.shared
-        other._hub, other._applier, other.bell = self._hub, self._applier, self.bell
-        other._writer = self._writer.refusing()
-        self._applier.secret_changed = other._note_secret
+        other._hub, other._applier, other._writer = self._hub, self._applier, self._writer
+        other.bell, other._confirm = self.bell, self._confirm
+        other._may_write = may_write or _never
+        other._hear_of_secrets()
         return other
+
+    def _hear_of_secrets(self) -> None:
+        self._applier.secret_changed = self._note_secret
 
     def _note_secret(self, name: str) -> None:
         for cache in self._caches:
@@ -220,20 +235,28 @@ class Store:
         """Let this process write, for as long as what runs besides does not raise."""
         writer = self._writer
         writer.author = author
-        self._writing = task = asyncio.create_task(_first(writer.run, *besides), name="store-writer")
-        trimming = asyncio.create_task(writer.trim(), name="store-trim")
+        self._writing = task = asyncio.create_task(first(writer.run, *besides), name="store-writer")
         try:
-            if self._audit_key:
-                await adopt(self._engine, self, self._audit_key)
             yield
         finally:
             writer.close()
             try:
                 await task
             finally:
-                trimming.cancel()
-                await asyncio.gather(trimming, return_exceptions=True)
                 self._hub.close()
+
+    @asynccontextmanager
+    async def led(self) -> AsyncIterator[None]:
+        """Let this process do what one does for all: it checks the key of the chain, and trims the log."""
+        self._hear_of_secrets()
+        trimming = asyncio.create_task(self._writer.trim(), name="store-trim")
+        try:
+            if self._audit_key:
+                await adopt(self._engine, self, self._audit_key)
+            yield
+        finally:
+            trimming.cancel()
+            await asyncio.gather(trimming, return_exceptions=True)
 
     def _recorded(self) -> lineage.Recorded:
         mark = self._writer.mark
@@ -301,6 +324,18 @@ class Store:
             if claim.kind == name and covers(scope, claim.scope)
         ]
 
+    @property
+    def clock(self) -> Clock:
+        """By which transactions are dated: the database's, where several servers share it."""
+        return self._writer.clock
+
+    async def confirmed(self) -> None:
+        """Return once memory has everything that was acknowledged before, by whichever server.
+
+        Raises `Unavailable` if that cannot be known now.
+        """
+        await self._confirm()
+
     async def reached(self, revision: int) -> bool:
         """Wait for a revision that somebody knows from another server; False if it does not come.
 
@@ -353,9 +388,11 @@ class Store:
 
         In order of arrival; while many wait, each tenant in its turn (see `fair.py`).
 
-        `change` must be pure: it may be run late or, if its caller goes away first, never.
+        `change` must be pure: it may be run late, several times on different states or, if its caller goes
+        away first, never.
         `touches` names every resource that it might change.
         """
+        self._check_may_write()
         check_text("actor", actor, ACTOR_LIMIT_BYTES)
         check_text("action", action, ACTION_LIMIT_BYTES)
         keys = frozenset(touches)
@@ -366,6 +403,10 @@ class Store:
                 keys = keys.union(*(part.touches for part in parts))
         answer = self._writer.submit(change, actor=actor, action=action, touches=keys)
         return cast("Committed[R]", await answer)
+
+    def _check_may_write(self) -> None:
+        if not self._may_write():
+            raise Unavailable("this server stands by: another one is active", hint="call the active server")
 
     def accompany(self, companion: Companion) -> None:
         """From now on, let it add to transactions what must be durable with them or not at all."""
@@ -381,6 +422,7 @@ class Store:
 
     async def compact(self, before: int) -> None:
         """Forget the history of revisions before this one. What is live stays."""
+        self._check_may_write()
         if before > self.revision + 1:
             raise InvalidArgument(f"revision {before} is in the future; the newest is {self.revision}")
         await self._writer.submit(
@@ -462,6 +504,7 @@ class Store:
 
     async def cut_audit(self, seq: int, checkpoint: str, change: Callable[[Draft], object]) -> None:
         """Forget the audit entries up to one that is archived; `change` says so in the log."""
+        self._check_may_write()
         if seq >= self.audit_head().seq:
             raise InvalidArgument(f"entry {seq} is not older than the log's last")
         await self._writer.submit(
@@ -498,7 +541,19 @@ class Store:
         )
 
 
-async def _first(*works: Work) -> None:
+def _always() -> bool:
+    return True
+
+
+def _never() -> bool:
+    return False
+
+
+async def _nothing_to_wait_for() -> None:
+    """Nobody else writes: memory is always up to date."""
+
+
+async def first(*works: Work) -> None:
     """Run several until one of them ends, or raises; the others are cancelled then."""
     tasks = [asyncio.create_task(work()) for work in works]
     try:

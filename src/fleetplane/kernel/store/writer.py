@@ -1,15 +1,19 @@
 """The one writer: a queue of transactions, made durable in groups.
 
 While one group is being synced to disk, those that arrive are gathered into the next. Memory
-and the callers learn of a group only once the database has it. Decides the order of writes
+and the callers learn of a group only once the database has it. Where several servers write, a group is
+run on what this one knows and kept only if nobody was faster; else it is run again on what was written
+meanwhile, and so is one that changes nothing: a refusal is an answer, too. Decides the order of writes
 and who is told what about their fate; does not know SQL, nor what a change means.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -24,11 +28,24 @@ from fleetplane.kernel.errors import (
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store.applier import Applier
 from fleetplane.kernel.store.draft import Committed, Draft
-from fleetplane.kernel.store.engine import ALONE, Author, Cut, Engine, Mark, Outcome, Superseded
-from fleetplane.kernel.store.fair import FairQueue, share_of
+from fleetplane.kernel.store.engine import (
+    ALONE,
+    Author,
+    Cut,
+    Engine,
+    Mark,
+    Outcome,
+    Superseded,
+    WriteGroup,
+)
+from fleetplane.kernel.store.fair import FairQueue
 from fleetplane.kernel.store.group import Group, Result
 from fleetplane.kernel.store.settings import StoreSettings
+from fleetplane.kernel.store.submissions import Settlement, Submission, settled
 from fleetplane.kernel.store.view import View
+
+if TYPE_CHECKING:
+    from fleetplane.kernel.store.servers.follower import Follower
 
 log = structlog.get_logger(__name__)
 
@@ -38,69 +55,28 @@ RECONCILE_ATTEMPTS = 3
 GATHER_TURNS = 6
 """Of the event loop before a group is drafted, some 10 microseconds each when there is nothing to do."""
 
+LOSSES_BEFORE_LOCK = 2
+"""Times that other servers may be faster before a group is written while they wait."""
+LOCK_PAUSE_SECONDS = 0.25
+"""Between two such groups of one server: the others wait for its round trips meanwhile."""
+ATTEMPTS_LIMIT = 100
+"""To write one group; with the pause above, several seconds of losing to others."""
+
 TRIM_ROWS = 5000
 """Of the log, deleted at a time behind the horizon, so that no commit waits long for it."""
 
 
-class Settlement:
-    """One reader's wait for some transactions."""
-
-    __slots__ = ("_future", "_left")
-
-    def __init__(self, future: asyncio.Future[None], left: int) -> None:
-        self._future = future
-        self._left = left
-
-    def note(self) -> None:
-        self._left -= 1
-        if self._left == 0 and not self._future.done():
-            self._future.set_result(None)
+class Overtaken(Exception):
+    """Another server has written meanwhile; nothing of this one was."""
 
 
-class Submission:
-    """One transaction on its way through the writer."""
+@dataclass(slots=True)
+class Attempt:
+    """Transactions run together, what each answers, and why that does not count."""
 
-    __slots__ = (
-        "action",
-        "actor",
-        "answer",
-        "behind",
-        "change",
-        "cut",
-        "horizon",
-        "number",
-        "share",
-        "taken",
-        "touches",
-        "waiters",
-    )
-
-    def __init__(
-        self,
-        change: Callable[[Draft], object],
-        actor: str,
-        action: str,
-        touches: frozenset[Key],
-        horizon: int,
-        cut: Cut | None,
-        number: int,
-    ) -> None:
-        self.number = number
-        self.share = share_of(touches)
-        self.behind: Sequence[Submission] = ()
-        """Of other shares, and touching the same."""
-        self.taken = False
-        self.change = change
-        self.actor = actor
-        self.action = action
-        self.touches = touches
-        self.cut = cut
-        """Where the audit chain should begin, for an archive."""
-        self.horizon = horizon
-        """Where the log should begin, for a compaction; else 0."""
-        self.answer: asyncio.Future[Committed[object]] = asyncio.get_running_loop().create_future()
-        self.waiters: list[Settlement] = []
-        """Readers who want to see what becomes of it. One future each: cancelling one must not cancel all."""
+    group: Group
+    results: list[Result | None]
+    error: FleetplaneError | None = None
 
 
 _NONE: dict[str, Submission] = {}
@@ -123,7 +99,10 @@ class Writer:
         self.clock = clock
         self._audit_key = audit_key
         self.author: Author | None = None
-        """The author of the groups that this process writes; None while another server is active."""
+        """The author of the groups that this process writes; None as long as it must not."""
+        self.follower: Follower | None = None
+        """What reads the groups of other servers; None where there are none."""
+        self._locked_at = -math.inf
         self._queue: FairQueue[Submission] = FairQueue()
         self._number = 0
         self._idle: asyncio.Future[None] | None = None
@@ -141,14 +120,14 @@ class Writer:
         self.largest_group = 0
         self.failed_commits = 0
         self.queue_refusals = 0
+        self.losses = 0
+        """Attempts that another server was faster than."""
+        self.locked = 0
+        """Attempts for which the others had to wait."""
         self.writable = True
 
     def __repr__(self) -> str:
         return f"<Writer revision={self.mark.revision} queued={len(self._queue)} commits={self.commits}>"
-
-    def refusing(self) -> Writer:
-        """A writer of the same store that nobody runs, and that takes nothing."""
-        return Writer(self._engine, self._view, self._applier, self._settings, self.clock, self._audit_key)
 
     @property
     def mark(self) -> Mark:
@@ -174,7 +153,7 @@ class Writer:
         if self._closing:
             raise Unavailable("the store is closed")
         if self.author is None:
-            raise Unavailable("this server stands by: another one is active", hint="call the active server")
+            raise Unavailable("this server does not write yet", hint="call another one")
         self._number += 1
         submission = Submission(change, actor, action, touches, horizon, cut, self._number)
         share = submission.share
@@ -264,27 +243,103 @@ class Writer:
         if error is not None:
             self._settle(submissions, [None] * len(submissions), error)
             return len(submissions)
-        author = self.author or ALONE
-        group = Group(self._view, self.mark, self.clock, self._audit_key, author)
-        results: list[Result | None] = []
-        for submission in submissions:
-            results.append(self._run(group, submission))
-            if group.is_full:
-                break
-        self._move_horizon(group)
-        if group.changed:
-            self._committing = True
-            error = await self._commit(group)
-        if error is None:
-            self._apply(group)
+        attempt = await self._won(submissions)
+        if attempt.error is None:
+            self._apply(attempt.group)
         self._committing = False
-        self._settle(submissions[: len(results)], results, error)
+        self._settle(submissions[: len(attempt.results)], attempt.results, attempt.error)
+        error = attempt.error
         if isinstance(error, OutcomeUnknown) and self._doubt is None:
             raise OutcomeUnknown(
                 f"{error.message}: it is unknown whether the last writes are kept, so the server stops",
                 hint="look at the disk and its log, then start again; what is there then is what was kept",
             )
-        return len(results)
+        return len(attempt.results)
+
+    async def _won(self, submissions: Sequence[Submission]) -> Attempt:
+        """Run them on what is durable and make that durable, again whenever another server was faster."""
+        for losses in range(ATTEMPTS_LIMIT):
+            self._committing = False
+            try:
+                if losses >= LOSSES_BEFORE_LOCK and self._may_lock():
+                    return await self._attempt_alone(submissions)
+                return await self._attempt(self._draft(submissions))
+            except Overtaken:
+                self.losses += 1
+            try:
+                await self._catch_up()
+            except Unavailable as error:
+                return self._failed(submissions, error)
+        return self._failed(
+            submissions, Unavailable("other servers write so much that this could not be written")
+        )
+
+    def _draft(self, submissions: Sequence[Submission]) -> Attempt:
+        """Run as many as fit into a group, on what memory shows; nothing remains of it outside."""
+        group = Group(self._view, self.mark, self.clock, self._audit_key, self.author or ALONE)
+        results: list[Result | None] = []
+        for submission in submissions:
+            results.append(self._run(group, submission))
+            if group.is_full:
+                break
+        if self.follower is None or group.author.term:  # one of several sees to the horizon
+            self._move_horizon(group)
+        return Attempt(group, results)
+
+    async def _attempt(self, attempt: Attempt) -> Attempt:
+        """Commit a group, or see that what its transactions were refused for is still so."""
+        group = attempt.group
+        if group.changed:
+            self._committing = True
+            attempt.error = await self._commit(group, self._engine.commit(group.rows()))
+        elif self.follower is not None:
+            try:
+                head = await self._engine.mark()
+            except FleetplaneError as error:
+                attempt.error = error
+            else:
+                if head.number != group.before.number:
+                    raise Overtaken
+        return attempt
+
+    def _may_lock(self) -> bool:
+        now = self.clock.monotonic()
+        if self.follower is None or now - self._locked_at < LOCK_PAUSE_SECONDS:
+            return False
+        self._locked_at = now
+        return True
+
+    async def _attempt_alone(self, submissions: Sequence[Submission]) -> Attempt:
+        """Catch up and commit while no other server can write: who is slow comes to its turn, too."""
+        assert self.follower is not None
+        made: Attempt | None = None
+
+        def draft() -> WriteGroup | None:
+            nonlocal made
+            made = self._draft(submissions)
+            self._committing = made.group.changed
+            return made.group.rows() if made.group.changed else None
+
+        self.locked += 1
+        try:
+            outcome = await self.follower.write_alone(draft)
+        except FleetplaneError as error:
+            if made is None or not made.group.changed:
+                if isinstance(error, Unavailable):
+                    return self._failed(submissions, error)
+                raise
+            made.error = await self._in_doubt(made.group, error)
+            return made
+        if made is None:  # more is missing than is read under the lock
+            raise Overtaken
+        if outcome is not None:
+            made.error = self._judged(made.group, outcome)
+        return made
+
+    def _failed(self, submissions: Sequence[Submission], error: FleetplaneError) -> Attempt:
+        """Nothing of them was written."""
+        group = Group(self._view, self.mark, self.clock, self._audit_key)
+        return Attempt(group, [None] * len(submissions), error)
 
     def _run(self, group: Group, submission: Submission) -> Result | None:
         if submission.answer.done():  # its caller has gone away before it began
@@ -315,44 +370,66 @@ class Writer:
                 log.warning("store.log_not_trimmed", error=str(error))
             await self._moved.wait()
 
-    async def _commit(self, group: Group) -> FleetplaneError | None:
+    async def _commit(
+        self, group: Group, committing: Coroutine[object, object, Outcome]
+    ) -> FleetplaneError | None:
         """Make a group durable; the error if it is not, having made sure that it is not."""
         try:
-            outcome = await self._engine.commit(group.rows())
+            outcome = await committing
         except OutcomeUnknown as error:
             self.failed_commits += 1
             self.writable = False
             return error
         except FleetplaneError as error:
-            self.failed_commits += 1
-            for _ in range(RECONCILE_ATTEMPTS):
-                written = await self._was_written(group)
-                if written is not None:
-                    self.writable = written
-                    return None if written else error
-            self._doubt = group
-            self.writable = False
-            return OutcomeUnknown("the database does not say whether this was written")
-        if not outcome.written:
-            raise _overtaken(outcome)
-        self.writable = True
-        return None
+            return await self._in_doubt(group, error)
+        return self._judged(group, outcome)
+
+    def _judged(self, group: Group, outcome: Outcome) -> FleetplaneError | None:
+        if outcome.written:
+            self.writable = True
+            return None
+        if self.follower is None:
+            raise IntegrityError(
+                f"the database is at group {outcome.mark.number}, revision {outcome.mark.revision}:"
+                " someone else has written to it"
+            )
+        if not outcome.alive:
+            return _ended(group.author, outcome.author)
+        raise Overtaken
+
+    async def _in_doubt(self, group: Group, error: FleetplaneError) -> FleetplaneError | None:
+        """A commit has failed: find out what became of it."""
+        self.failed_commits += 1
+        for _ in range(RECONCILE_ATTEMPTS):
+            written = await self._was_written(group)
+            if written is not None:
+                self.writable = written
+                return None if written else error
+        self._doubt = group
+        self.writable = False
+        return OutcomeUnknown("the database does not say whether this was written")
 
     async def _was_written(self, group: Group) -> bool | None:
-        """Whether the database has the group; None if it cannot be asked."""
-        before, author = self.mark, self.author or ALONE
+        """Whether the database has the group; None if it cannot be asked, or may still get it."""
+        before, author = group.before, self.author or ALONE
         try:
             outcome = await self._engine.settle(before, group.id, author)
         except FleetplaneError:
             return None
         if outcome.written:
             return True
+        if self.follower is not None:
+            if outcome.mark.number > before.number:
+                return False  # its number is taken, by an empty group or by somebody else's
+            if not outcome.alive:
+                _ended(author, outcome.author)
+            return None
         if outcome.mark == before:
             return False
-        if outcome.author == author and outcome.mark == replace(before, number=before.number + 1):
-            self._applier.pass_over(outcome.mark)  # its number was taken, so that it will never be written
-            return False
-        raise _overtaken(outcome)
+        raise IntegrityError(
+            f"the database is at group {outcome.mark.number} instead of {before.number}:"
+            " someone else has written to it"
+        )
 
     async def _resolve_doubt(self) -> FleetplaneError | None:
         if self._doubt is None:
@@ -364,6 +441,10 @@ class Writer:
         if written:
             self._apply(group)
         return None
+
+    async def _catch_up(self) -> None:
+        if self.follower is not None:
+            await self.follower.catch_up()
 
     def _apply(self, group: Group) -> None:
         if not group.changed:
@@ -392,38 +473,15 @@ class Writer:
                     if not shares:
                         del self._last_for_kind[key.kind]
             if not submission.answer.done():
-                _answer(submission.answer, result, error)
+                # Where others write, what was seen is not confirmed by a group that was not written.
+                settled(submission.answer, None if error is not None and self.follower else result, error)
             for waiter in submission.waiters:
                 waiter.note()
 
 
-def _overtaken(outcome: Outcome) -> FleetplaneError:
-    if outcome.author.term:
-        return Superseded(f"{outcome.author.server} is active since term {outcome.author.term}")
-    return IntegrityError(
-        f"the database is at group {outcome.mark.number}, revision {outcome.mark.revision}:"
-        " someone else has written to it"
-    )
-
-
-def _answer(
-    answer: asyncio.Future[Committed[object]], result: Result | None, error: FleetplaneError | None
-) -> None:
-    if error is not None and (result is None or result.depends):
-        # A copy each: an exception that several callers raise would collect all their tracebacks.
-        answer.set_exception(
-            type(error)(
-                error.message,
-                hint=error.advice,
-                retry_after_seconds=error.retry_after_seconds,
-                details=error.details,
-            )
-        )
-    elif result is None:
-        answer.cancel()
-    elif isinstance(result.error, StopIteration):  # a future cannot carry one
-        answer.set_exception(RuntimeError("the change raised StopIteration"))
-    elif result.error is not None:
-        answer.set_exception(result.error)
-    else:
-        answer.set_result(Committed(value=result.value, revision=result.revision))
+def _ended(author: Author, last: Author) -> Unavailable:
+    """The database takes nothing from this author: raises if that is so for good."""
+    if author.term:
+        other = f"{last.server} is active since term {last.term}" if last.term else "another server is active"
+        raise Superseded(f"term {author.term} of {author.server} is over: {other}")
+    return Unavailable(f"{author.server} could not renew its seat, and must not write before it has")

@@ -1,4 +1,4 @@
-"""The PostgreSQL engine: several servers on one database, one of which writes.
+"""The PostgreSQL engine: several servers on one database, all of which may write.
 
 A group is one call of a function in the database (`postgres_schema.py`). Writing, renewing and reading have
 connections of their own, so that none waits for another. A commit is never cancelled nor given a time-out:
@@ -32,8 +32,8 @@ from fleetplane.kernel.store.engine import (
     WriteGroup,
 )
 from fleetplane.kernel.store.engines.postgres_line import LOADER, Line, connect, translated
-from fleetplane.kernel.store.engines.postgres_upgrade import bring_up_to_date
-from fleetplane.kernel.store.servers.engine import Renewal
+from fleetplane.kernel.store.engines.postgres_upgrade import TAKE_LOCK, bring_up_to_date
+from fleetplane.kernel.store.servers.engine import Drafting, Renewal
 
 READERS = 3
 LOAD_PAGE_ROWS = 1000
@@ -73,6 +73,21 @@ class PostgresEngine:
 
     async def commit(self, group: WriteGroup) -> Outcome:
         return _outcome(await self._writer.row(_COMMIT, *_arguments(group)))
+
+    async def commit_alone(self, *, after: int, limit: int, draft: Drafting) -> Outcome | None:
+        """The lock is this connection's: one that is idle for a second, or dead for three, loses it."""
+
+        async def work(connection: Any) -> Outcome | None:
+            async with connection.transaction():
+                await connection.execute(TAKE_LOCK)
+                page = await _page(connection, after, limit)
+                last = page.groups[-1].mark.number if page.groups else after
+                if last != page.head.number or (group := await draft(page)) is None:
+                    return None
+                return _outcome(await connection.fetchrow(_COMMIT, *_arguments(group)))
+
+        found: Outcome | None = await self._writer.call(work)
+        return found
 
     async def settle(self, before: Mark, group_id: bytes, author: Author) -> Outcome:
         row = await self._writer.row(
@@ -117,11 +132,13 @@ class PostgresEngine:
 
     async def renew(self, author: Author, number: int = 0) -> Renewal:
         row = await self._seat.row(
-            f"WITH head AS ({_HEAD}),"
+            "WITH seat AS (SELECT term, server, boot FROM seats ORDER BY term DESC LIMIT 1),"
             " renewed AS (UPDATE servers SET renewed_at = clock_timestamp(), number = $4"
-            " WHERE id = $1 AND boot = $2 AND ($3 = 0 OR $3 = (SELECT term FROM head)) RETURNING id)"
-            " SELECT EXISTS (SELECT 1 FROM renewed) AS alive, server, boot, term,"
-            " (extract(epoch FROM clock_timestamp()) * 1000000000)::bigint AS now_ns FROM head",
+            " WHERE id = $1 AND boot = $2 AND ($3 = 0 OR $3 = (SELECT term FROM seat)) RETURNING id)"
+            " SELECT EXISTS (SELECT 1 FROM renewed) AS alive, coalesce(server, '') AS server,"
+            " coalesce(boot, 0) AS boot, coalesce(term, 0) AS term,"
+            " (extract(epoch FROM clock_timestamp()) * 1000000000)::bigint AS now_ns"
+            " FROM (SELECT) AS one LEFT JOIN seat ON true",
             *author,
             number,
         )
@@ -192,27 +209,8 @@ class PostgresEngine:
             return None if row is None else ResourceRow(*row)
 
     async def groups(self, *, after: int, limit: int) -> GroupPage:
-        rows: dict[int, list[LogRow]] = {}
-        within = "number > $1 AND number <= $2"
-        query = f"SELECT number, {_CHANGE} FROM log WHERE {within} ORDER BY number, position"
         async with self._reading(snapshot=True) as reader:
-            head = await _mark(reader)
-            last = head.number
-            found = await reader.fetch(f"{query} LIMIT $3", after, last, limit)
-            if len(found) == limit:  # of the last there may be more
-                last = max(found[0]["number"], found[-1]["number"] - 1)
-                found = await reader.fetch(query, after, last)
-            listed = await reader.fetch(
-                f"SELECT {_GROUP} FROM groups WHERE number BETWEEN $1 AND $2 ORDER BY number LIMIT $3",
-                after,
-                last,
-                limit + 1,
-            )
-        for number, *row in found:
-            rows.setdefault(number, []).append(LogRow(*row))
-        groups = [_logged(row, rows.get(row["number"], ())) for row in listed]
-        before = groups.pop(0).mark if groups and groups[0].mark.number == after else None
-        return GroupPage(head=head, before=before, groups=groups)
+            return await _page(reader, after, limit)
 
     async def history(self, kind: str, *, after: int, until: int, limit: int) -> HistoryPage:
         within = "kind = $1 AND revision > $2 AND revision <= $3"
@@ -276,6 +274,29 @@ async def _resources(reader: Any, kinds: Sequence[str]) -> AsyncGenerator[Sequen
         yield [ResourceRow(*row) for row in page]
 
 
+async def _page(reader: Any, after: int, limit: int) -> GroupPage:
+    """Of one moment: in a snapshot, or while nobody can write."""
+    rows: dict[int, list[LogRow]] = {}
+    query = f"SELECT number, {_CHANGE} FROM log WHERE number > $1 AND number <= $2 ORDER BY number, position"
+    head = await _mark(reader)
+    last = head.number
+    found = await reader.fetch(f"{query} LIMIT $3", after, last, limit)
+    if len(found) == limit:  # of the last there may be more
+        last = max(found[0]["number"], found[-1]["number"] - 1)
+        found = await reader.fetch(query, after, last)
+    listed = await reader.fetch(
+        f"SELECT {_GROUP} FROM groups WHERE number BETWEEN $1 AND $2 ORDER BY number LIMIT $3",
+        after,
+        last,
+        limit + 1,
+    )
+    for number, *row in found:
+        rows.setdefault(number, []).append(LogRow(*row))
+    groups = [_logged(row, rows.get(row["number"], ())) for row in listed]
+    before = groups.pop(0).mark if groups and groups[0].mark.number == after else None
+    return GroupPage(head=head, before=before, groups=groups)
+
+
 async def _mark(reader: Any) -> Mark:
     row = await reader.fetchrow(_HEAD)
     if row is None:
@@ -298,7 +319,13 @@ def _author(row: Any) -> Author:
 
 
 def _outcome(row: Any) -> Outcome:
-    return Outcome(written=row["written"], mark=_after(row), author=_author(row), now_ns=row["now_ns"])
+    return Outcome(
+        written=row["written"],
+        mark=_after(row),
+        author=_author(row),
+        now_ns=row["now_ns"],
+        alive=row["is_alive"],
+    )
 
 
 def _logged(row: Any, changes: Sequence[LogRow]) -> LoggedGroup:

@@ -165,7 +165,9 @@ async def _replace(source: sqlite3.Connection, target: Any) -> None:
 
     Numbers of groups, terms and boots go on above the ones that were given out.
     """
-    before = await target.fetchrow("SELECT number, term FROM groups ORDER BY number DESC LIMIT 1")
+    before = await target.fetchrow(
+        "SELECT max(number) AS number, (SELECT coalesce(max(term), 0) FROM seats) AS term FROM groups"
+    )
     for table in reversed(schema.METADATA.sorted_tables):
         await target.execute(f"DELETE FROM {table.name}")
     for table in schema.METADATA.sorted_tables:
@@ -180,6 +182,7 @@ async def _replace(source: sqlite3.Connection, target: Any) -> None:
             before["number"],
             before["term"],
         )
+        await target.execute("INSERT INTO seats VALUES ($1::bigint + 1, '', 0)", before["term"])
 
 
 async def _compare(source: sqlite3.Connection, target: Any) -> int:

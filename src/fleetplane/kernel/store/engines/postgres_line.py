@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -34,12 +34,16 @@ class Line:
         return f"<Line {'open' if self._connection is not None else 'closed'}>"
 
     async def row(self, query: str, *arguments: object) -> Any:
-        """Make a call. Whoever is cancelled meanwhile closes the socket, and sends no cancellation."""
+        """Make a call that has one row for an answer."""
+        return await self.call(lambda connection: connection.fetchrow(query, *arguments))
+
+    async def call(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Use the connection. Whoever is cancelled meanwhile closes the socket, and sends no cancellation."""
         async with self._turn:
             with translated():
                 if self._connection is None or self._connection.is_closed():
                     self._connection = await connect(self._url, self._settings)
-                call = asyncio.ensure_future(self._connection.fetchrow(query, *arguments))
+                call = asyncio.ensure_future(work(self._connection))
                 try:
                     return await asyncio.shield(call)
                 except asyncio.CancelledError:

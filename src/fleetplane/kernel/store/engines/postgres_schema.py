@@ -12,6 +12,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from fleetplane.kernel.store import schema
+from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
 
 LOCK = 0x666C6565
 """With the schema, names the lock that orders all writes."""
@@ -24,15 +25,27 @@ _READ = "SELECT g.* INTO STRICT head FROM groups g ORDER BY g.number DESC LIMIT 
 _NOW = "(extract(epoch FROM clock_timestamp()) * 1000000000)::bigint"
 
 
+# Who has the seat writes under its term. Any other server writes as long as it is heard of, and no later
+# process of the same name has begun.
+_ALIVE = f"""
+ alive := CASE WHEN n_term = 0 AND n_server <> '' THEN EXISTS (SELECT 1 FROM servers s WHERE s.id = n_server
+  AND s.boot = n_boot AND s.renewed_at > clock_timestamp() - make_interval(secs => {LIFE_SECONDS}))
+  ELSE n_term = (SELECT coalesce(max(s.term), 0) FROM seats s) END;
+"""
+
+
 def _answer(written: str) -> str:
     """The head, read anew."""
     return (
-        f"RETURN QUERY SELECT {written}, g.number, g.revision, g.compacted, g.audit_seq, g.audit_hash,"
+        f"RETURN QUERY SELECT {written}, alive, g.number, g.revision, g.compacted, g.audit_seq, g.audit_hash,"
         f" g.term, g.server, g.boot, {_NOW} FROM groups g ORDER BY g.number DESC LIMIT 1; RETURN;"
     )
 
 
-_RETURNS = f"RETURNS TABLE (written boolean, {_HEAD}, now_ns bigint) LANGUAGE plpgsql VOLATILE"
+_RETURNS = (
+    f"RETURNS TABLE (written boolean, is_alive boolean, {_HEAD}, now_ns bigint) LANGUAGE plpgsql VOLATILE"
+)
+_DECLARE = "DECLARE head groups%ROWTYPE; alive boolean := true;"
 
 COMMIT_GROUP = f"""
 CREATE FUNCTION commit_group(
@@ -49,11 +62,12 @@ CREATE FUNCTION commit_group(
  entry_seq bigint[], entry_hash bytea[], entry_text bytea[], cut_seq bigint, cut_checkpoint text
 ) {_RETURNS} AS $$
 #variable_conflict use_column
-DECLARE head groups%ROWTYPE;
+{_DECLARE}
 BEGIN
  {_LOCK}
  {_READ}
- IF head.number <> expected OR head.term <> n_term THEN
+ {_ALIVE}
+ IF head.number <> expected OR NOT alive THEN
   {_answer("false")}
  END IF;
  INSERT INTO groups VALUES (expected + 1, n_revision, n_compacted, n_seq, n_hash, n_term, n_server, n_boot,
@@ -92,11 +106,12 @@ SETTLE_GROUP = f"""
 CREATE FUNCTION settle_group(expected bigint, n_id bytea, n_term bigint, n_server text, n_boot bigint)
 {_RETURNS} AS $$
 #variable_conflict use_column
-DECLARE head groups%ROWTYPE;
+{_DECLARE}
 BEGIN
  {_LOCK}
  {_READ}
- IF head.number = expected AND head.term = n_term THEN
+ {_ALIVE}
+ IF head.number = expected AND alive THEN
   INSERT INTO groups VALUES (expected + 1, head.revision, head.compacted, head.audit_seq, head.audit_hash,
    n_term, n_server, n_boot, ''::bytea, {_NOW});
  END IF;
@@ -104,24 +119,26 @@ BEGIN
 END $$
 """
 
-# A later boot of the server that wrote last replaces it at once: there is one process of each name. Others
+# A later boot of the server that has the seat replaces it at once: there is one process of each name. Others
 # wait as if the earlier one were alive, which may not have heard yet that it has ended.
 TAKE_OVER = f"""
 CREATE FUNCTION take_over(expected bigint, n_server text, n_boot bigint, life_seconds double precision)
 {_RETURNS} AS $$
 #variable_conflict use_column
-DECLARE head groups%ROWTYPE;
+DECLARE head groups%ROWTYPE; alive boolean := true; seat seats%ROWTYPE;
 BEGIN
  {_LOCK}
  {_READ}
+ SELECT t.* INTO seat FROM seats t ORDER BY t.term DESC LIMIT 1;
  IF head.number <> expected
   OR NOT EXISTS (SELECT 1 FROM servers s WHERE s.id = n_server AND s.boot = n_boot)
-  OR EXISTS (SELECT 1 FROM servers s WHERE s.id = head.server AND (s.boot = head.boot OR s.id <> n_server)
+  OR EXISTS (SELECT 1 FROM servers s WHERE s.id = seat.server AND (s.boot = seat.boot OR s.id <> n_server)
    AND s.renewed_at > clock_timestamp() - make_interval(secs => life_seconds)) THEN
   {_answer("false")}
  END IF;
+ INSERT INTO seats VALUES (coalesce(seat.term, 0) + 1, n_server, n_boot);
  INSERT INTO groups VALUES (expected + 1, head.revision, head.compacted, head.audit_seq, head.audit_hash,
-  head.term + 1, n_server, n_boot, ''::bytea, {_NOW});
+  coalesce(seat.term, 0) + 1, n_server, n_boot, ''::bytea, {_NOW});
  UPDATE servers s SET renewed_at = clock_timestamp() WHERE s.id = n_server;
  {_answer("true")}
 END $$
@@ -136,6 +153,9 @@ CREATE TABLE servers (
  version text NOT NULL DEFAULT '', number bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50)
 """
+
+SEATS = "CREATE TABLE seats (term bigint PRIMARY KEY, server text NOT NULL, boot bigint NOT NULL)"
+"""One row for each taking over: who has the highest term has the seat."""
 
 TUNING = (
     "ALTER TABLE resources SET (fillfactor = 80)",
@@ -155,4 +175,4 @@ def statements() -> list[str]:
         made.append(str(CreateTable(table).compile(dialect=dialect)))
         made += [str(CreateIndex(index).compile(dialect=dialect)) for index in table.indexes]
     made.append("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
-    return [*made, SERVERS, *TUNING, *FUNCTIONS.values()]
+    return [*made, SERVERS, SEATS, *TUNING, *FUNCTIONS.values()]

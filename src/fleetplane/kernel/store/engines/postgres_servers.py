@@ -19,14 +19,15 @@ from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
 log = structlog.get_logger(__name__)
 
 _LIST = """
-SELECT s.id, s.boot, s.version, s.number, h.term, h.number AS head,
+SELECT s.id, s.boot, s.version, s.number, t.term, h.number AS head,
  CASE WHEN s.renewed_at > 'epoch' THEN extract(epoch FROM clock_timestamp() - s.renewed_at)::float8 END
   AS silent,
- (h.server = s.id AND h.boot = s.boot) AS writes,
+ coalesce(t.server = s.id AND t.boot = s.boot, false) AS leads,
  CASE WHEN s.number >= h.number THEN 0
   ELSE greatest(0, extract(epoch FROM s.renewed_at) - n.at_ns / 1000000000.0)::float8 END AS lag
-FROM (SELECT * FROM groups ORDER BY number DESC LIMIT 1) h, servers s
-LEFT JOIN groups n ON n.number = s.number + 1 ORDER BY s.id
+FROM servers s CROSS JOIN (SELECT number FROM groups ORDER BY number DESC LIMIT 1) h
+ LEFT JOIN (SELECT * FROM seats ORDER BY term DESC LIMIT 1) t ON true
+ LEFT JOIN groups n ON n.number = s.number + 1 ORDER BY s.id
 """
 _SIZE = "SELECT pg_database_size(current_database())"
 _SETTINGS = {"statement_timeout": "10000"}
@@ -53,7 +54,7 @@ class SeenServer:
     version: str
     state: ServerState
     term: int
-    """Of the one that writes; 0 for others."""
+    """Of the one that has the seat; 0 for others."""
     silent_seconds: float | None
     """Since the last renewal, by the database's clock; None after it left."""
     lag_groups: int
@@ -63,10 +64,10 @@ class SeenServer:
     or nobody can know because the server left."""
 
 
-def state(*, writes: bool, silent_seconds: float | None) -> ServerState:
+def state(*, leads: bool, silent_seconds: float | None) -> ServerState:
     if silent_seconds is None or silent_seconds > LIFE_SECONDS:
         return ServerState.GONE
-    return ServerState.ACTIVE if writes else ServerState.STANDBY
+    return ServerState.ACTIVE if leads else ServerState.STANDBY
 
 
 async def seen(url: str) -> Sequence[SeenServer]:
@@ -82,7 +83,7 @@ async def seen(url: str) -> Sequence[SeenServer]:
 async def _listed(connection: Any) -> Sequence[SeenServer]:
     found: list[SeenServer] = []
     for row in await connection.fetch(_LIST):
-        now = state(writes=row["writes"], silent_seconds=row["silent"])
+        now = state(leads=row["leads"], silent_seconds=row["silent"])
         is_active = now is ServerState.ACTIVE
         lag = None if row["silent"] is None else row["lag"]
         found.append(

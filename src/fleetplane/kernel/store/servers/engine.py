@@ -1,11 +1,23 @@
-"""What a database owes that several servers share, one of them writing."""
+"""What a database owes that several servers share, all of them writing."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from fleetplane.kernel.store.engine import Author, Engine, Mark, Outcome, ResourceRow
+from fleetplane.kernel.store.engine import (
+    Author,
+    Engine,
+    GroupPage,
+    Mark,
+    Outcome,
+    ResourceRow,
+    WriteGroup,
+)
+
+Drafting = Callable[[GroupPage], Awaitable[WriteGroup | None]]
+"""Given what the log has after the asked number, up to its end; returns what to write, if anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,8 +25,9 @@ class Renewal:
     alive: bool
     """Whether this server may go on as what it was."""
     holder: Author
-    """Who wrote last."""
+    """Who took the seat last."""
     now_ns: int
+    """The database's clock."""
 
 
 class SharedEngine(Engine, Protocol):
@@ -23,13 +36,22 @@ class SharedEngine(Engine, Protocol):
         ...
 
     async def renew(self, author: Author, number: int = 0) -> Renewal:
-        """Say that a server is alive and has applied a group; with a term, also that it still writes."""
+        """Say that a server is alive and has applied a group; with a term, also that it has the seat."""
         ...
 
     async def take_over(self, before: Mark, author: Author, life_seconds: float) -> Outcome:
-        """Become the one that writes, under the next term, if nobody is who renewed within `life_seconds`.
+        """Take the seat, under the next term, if nobody has it who renewed within `life_seconds`.
 
         Conditional on where the database stands, as a commit is: who takes over has seen everything.
+        """
+        ...
+
+    async def commit_alone(self, *, after: int, limit: int, draft: Drafting) -> Outcome | None:
+        """Write a group while nobody else can: the end of the log is read, `draft` called, its group written.
+
+        For whoever came too late several times. The others wait meanwhile, so that `draft` must not. None,
+        without having written, if the log has more than about `limit` changes after the number, or `draft`
+        wants nothing to be written. If it raises, `settle()` says what was written, as for `commit()`.
         """
         ...
 

@@ -1,15 +1,18 @@
-"""Following the log that other servers write."""
+"""Following the log that all servers write.
+
+What this process wrote itself is in the log as well, and may be read there before its own call has
+returned: whoever comes second, the writer or the follower, finds it applied.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 
 from fleetplane.kernel.errors import IntegrityError
 from fleetplane.kernel.resources import AnyKind, AnyResource, Key
 from fleetplane.kernel.store.applier import Applier
-from fleetplane.kernel.store.engine import Author, GroupPage, LoggedGroup
+from fleetplane.kernel.store.engine import GroupPage, LoggedGroup, Mark, Outcome, WriteGroup
 from fleetplane.kernel.store.servers.engine import SharedEngine
 from fleetplane.kernel.watch import EventType
 
@@ -22,55 +25,45 @@ class Follower:
         self._engine = engine
         self._applier = applier
         self._kinds = kinds
-        self.author: Author | None = None
-        """Who wrote the last group that was applied; None before the first."""
         self.applied = 0
-        self.ended = False
-        """This server writes now: what it wrote is in memory before anybody is told of it."""
-        self._turn = asyncio.Lock()  # guards: a group is applied once, whoever asked for it
+        self._turn = asyncio.Lock()  # guards: the same page is not read twice at the same time
 
     def __repr__(self) -> str:
         return f"<Follower number={self._applier.mark.number}>"
 
     async def catch_up(self) -> None:
         """Apply everything that the database has; raises if that cannot be done from here."""
-        async with self.caught_up():
-            pass
-
-    @asynccontextmanager
-    async def caught_up(self) -> AsyncIterator[None]:
-        """Everything that the database had at entry is applied, and nothing more until exit.
-
-        For whoever writes inside: nobody else takes that from the log before its writer has.
-        """
         async with self._turn:
-            while not self.ended:
-                page = await self._engine.groups(after=self._applier.mark.number, limit=PAGE_ROWS)
-                self._check(page)
-                for group in page.groups:
-                    self._applier.foreign(group, await self._bodies(group))
-                    self.author = group.author
-                    self.applied += 1
+            while True:
+                asked = self._applier.mark
+                page = await self._engine.groups(after=asked.number, limit=PAGE_ROWS)
+                await self._apply(page, asked)
                 if self._applier.mark.number >= page.head.number:
-                    break
-            yield
+                    return
 
-    def _check(self, page: GroupPage) -> None:
-        mine = self._applier.mark
-        if page.head.number < mine.number or (page.before is not None and page.before != mine):
-            raise IntegrityError(
-                f"the database is at group {page.head.number} and does not have group {mine.number} as this"
-                " server has seen it: commits that were acknowledged are lost",
-                hint="a replica that lacked them was promoted; restore the one that has them, or accept the"
-                " loss and start all servers again",
-            )
-        first = page.groups[0].mark.number if page.groups else page.head.number + 1
-        if first != mine.number + 1:
-            raise IntegrityError(
-                f"group {mine.number + 1} is no longer in the log, which begins with group {first}:"
-                " this server was away for too long",
-                hint="start it again; it loads everything anew",
-            )
+    async def write_alone(self, draft: Callable[[], WriteGroup | None]) -> Outcome | None:
+        """Catch up, and write what is drafted then, while no other server can write.
+
+        None if nothing was written: too much is missing (then `draft` was not called), or nothing is wanted.
+        """
+        asked = self._applier.mark
+
+        async def drafted(page: GroupPage) -> WriteGroup | None:
+            await self._apply(page, asked)
+            return draft()
+
+        return await self._engine.commit_alone(after=asked.number, limit=PAGE_ROWS, draft=drafted)
+
+    async def _apply(self, page: GroupPage, asked: Mark) -> None:
+        """Apply what was read after a mark, but for what was applied meanwhile."""
+        _check(page, asked)
+        for group in page.groups:
+            if group.mark.number <= self._applier.mark.number:
+                continue
+            bodies = await self._bodies(group)
+            if group.mark.number == self._applier.mark.number + 1:
+                self._applier.foreign(group, bodies)
+                self.applied += 1
 
     async def _bodies(self, group: LoggedGroup) -> Mapping[Key, AnyResource]:
         """The content of what the log only names, as the database has it now."""
@@ -83,3 +76,20 @@ class Follower:
                 if found is not None:
                     bodies[key] = kind.decode(found.body)
         return bodies
+
+
+def _check(page: GroupPage, asked: Mark) -> None:
+    if page.head.number < asked.number or (page.before is not None and page.before != asked):
+        raise IntegrityError(
+            f"the database is at group {page.head.number} and does not have group {asked.number} as this"
+            " server has seen it: commits that were acknowledged are lost",
+            hint="a replica that lacked them was promoted; restore the one that has them, or accept the"
+            " loss and start all servers again",
+        )
+    first = page.groups[0].mark.number if page.groups else page.head.number + 1
+    if first != asked.number + 1:
+        raise IntegrityError(
+            f"group {asked.number + 1} is no longer in the log, which begins with group {first}:"
+            " this server was away for too long",
+            hint="start it again; it loads everything anew",
+        )

@@ -1,8 +1,9 @@
-"""Which server writes: one is active, the others stand by and follow.
+"""Which server is active: it runs what one runs for all. The others stand by; all follow the log.
 
 The active one renews its seat every second. Who has not renewed for `LIFE_SECONDS`, by the database's
 clock, may be replaced: another server that has seen everything takes over under a new term, and the
 database refuses whatever the old one still sends. By its own clock the old one has stopped before.
+A server that stands by renews, too, and may write as long as it does.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fleetplane.kernel.store.applier import Applier
 from fleetplane.kernel.store.engine import Author, Superseded
 from fleetplane.kernel.store.servers.engine import SharedEngine
 from fleetplane.kernel.store.servers.follower import Follower
+from fleetplane.kernel.store.servers.time import DatabaseClock
 
 log = structlog.get_logger(__name__)
 
@@ -37,98 +39,106 @@ with a look, the reading of the rest and the call itself within the ten seconds 
 
 
 class Seat:
-    def __init__(self, engine: SharedEngine, applier: Applier, follower: Follower, clock: Clock) -> None:
+    def __init__(
+        self, engine: SharedEngine, applier: Applier, follower: Follower, clock: Clock | DatabaseClock
+    ) -> None:
         self._engine = engine
         self._applier = applier
         self._follower = follower
         self._clock = clock
-        self._renewed = 0.0
-        """When the last renewal that was answered was sent."""
         self.author = Author()
         self.holder = Author()
-        """Who wrote last, as of the last renewal."""
+        """Who has the seat, as of the last renewal."""
         self.heard = -math.inf
-        """When the last renewal that was answered was sent, by one that stands by."""
+        """When the last renewal that was answered was sent."""
 
     def __repr__(self) -> str:
         return f"<Seat {self.author}>"
 
     async def wait(self, server: str, boot: int) -> Author:
-        """Follow until this server is the one that writes."""
+        """Follow until this server is the active one."""
         self.author = mine = Author(server, boot)
-        heard = self._clock.monotonic()
+        begun = self._clock.monotonic()
         log.info("store.stands_by", server=server, boot=boot)
         while True:
-            sent = self._clock.monotonic()
             try:
                 if await self._taken(mine):
-                    self._renewed = sent
                     return self.author
-                heard = sent
             except Superseded:
                 raise
             except Unavailable as error:
-                silent = round(self._clock.monotonic() - heard, 1)
+                silent = round(self._clock.monotonic() - max(begun, self.heard), 1)
                 log.warning("store.standby_waits", error=error.message, seconds=silent)
             await self._clock.sleep(LOOK_SECONDS)
 
     async def _taken(self, mine: Author) -> bool:
-        sent = self._clock.monotonic()
-        renewal = await self._engine.renew(mine, self._applier.mark.number)
-        if not renewal.alive:
+        if not await self.renew():
             raise _superseded(mine, "another process of the same name has begun")
-        self.holder, self.heard = renewal.holder, sent
-        async with self._follower.caught_up():  # readers catch up too, and would meet what is written here
-            if (holder := self._follower.author) is not None and holder[:2] == mine[:2]:
-                self.author = holder  # the answer to an earlier attempt was lost
-            else:
-                outcome = await self._engine.take_over(self._applier.mark, mine, LIFE_SECONDS)
-                if not outcome.written:
-                    return False
-                self._applier.pass_over(outcome.mark)
-                self.author = outcome.author
-            self._follower.ended = True
+        await self._follower.catch_up()
+        if self.holder[:2] == mine[:2]:
+            self.author = self.holder  # the answer to an earlier attempt was lost
+        else:
+            outcome = await self._engine.take_over(self._applier.mark, mine, LIFE_SECONDS)
+            if not outcome.written:
+                return False
+            self._applier.pass_over(outcome.mark)
+            self.author = self.holder = outcome.author
         log.info("store.active", server=mine.server, boot=mine.boot, term=self.author.term)
         return True
 
+    async def renew(self) -> bool:
+        """Say that this server lives, and hear what time it is; False if it may not go on as what it was."""
+        sent = self._clock.monotonic()
+        renewal = await self._engine.renew(self.author, self._applier.mark.number)
+        self.holder = renewal.holder
+        if isinstance(self._clock, DatabaseClock):
+            self._clock.note(renewal.now_ns, sent=sent)
+        if renewal.alive:
+            self.heard = max(self.heard, sent)
+        return renewal.alive
+
     async def keep(self) -> None:
-        """Renew until this is no longer the server that writes; then raises."""
+        """Renew until this is no longer the active server; then raises."""
         while True:
             await self._clock.sleep(RENEW_SECONDS)
-            sent = self._clock.monotonic()
             try:
-                renewal = await self._engine.renew(self.author, self._applier.mark.number)
+                alive = await self.renew()
             except Unavailable as error:
                 log.warning("store.seat_not_renewed", error=error.message)
                 continue
-            if not renewal.alive:
+            if not alive:
                 raise _superseded(
-                    self.author, f"{renewal.holder.server} is active since term {renewal.holder.term}"
+                    self.author, f"{self.holder.server} is active since term {self.holder.term}"
                 )
-            self._renewed = sent
+
+    async def follow(self) -> None:
+        """Apply what others write, for as long as this server is active."""
+        while True:
+            await self._clock.sleep(LOOK_SECONDS)
+            try:
+                await self._follower.catch_up()
+            except Unavailable as error:
+                log.warning("store.not_followed", error=error.message)
 
     async def watch(self) -> None:
-        """Raise once nobody can be sure any more that this is the server that writes."""
+        """Raise once nobody can be sure any more that this is the active server."""
         looked = self._clock.monotonic()
         while True:
             if self._clock.monotonic() - looked > HELD_UP_SECONDS:
                 await self._ask()
             looked = self._clock.monotonic()
-            if (silent := looked - self._renewed) > GIVE_UP_SECONDS:
+            if (silent := looked - self.heard) > GIVE_UP_SECONDS:
                 raise _superseded(self.author, f"its seat could not be renewed for {silent:.0f} seconds")
             await self._clock.sleep(LOOK_SECONDS)
 
     async def _ask(self) -> None:
         """After this process was held up (a busy machine, a pause): renew now, if nobody took over.
 
-        It could not renew in time, but if the term is still its own, nothing was written by others.
+        It could not renew in time, but if the term is still its own, nobody else has led.
         """
-        sent = self._clock.monotonic()
         with suppress(Unavailable, TimeoutError):
             async with asyncio.timeout(ASK_SECONDS):
-                renewal = await self._engine.renew(self.author, self._applier.mark.number)
-            if renewal.alive:
-                self._renewed = max(self._renewed, sent)
+                await self.renew()
 
     async def leave(self) -> None:
         """Say that this server ends; if that cannot be said, others learn it by its silence."""

@@ -1,4 +1,4 @@
-"""A server among several: it loads and follows the store, and writes once it is its turn."""
+"""A server among several: it loads and follows the store, writes, and is active once it is its turn."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store.bells.bus import Bus
 from fleetplane.kernel.store.bells.doorbell import Doorbell
+from fleetplane.kernel.store.engine import Author
 from fleetplane.kernel.store.servers.engine import SharedEngine
 from fleetplane.kernel.store.servers.follower import Follower
 from fleetplane.kernel.store.servers.read_index import ReadIndex
 from fleetplane.kernel.store.servers.seat import Seat
+from fleetplane.kernel.store.servers.time import DatabaseClock
 from fleetplane.kernel.store.settings import StoreSettings
-from fleetplane.kernel.store.store import Store
+from fleetplane.kernel.store.store import Store, first
 
 Meanwhile = Callable[["Standby"], Coroutine[Any, Any, None]]
 """What a server does while it stands by. It ends by being cancelled, and fails without consequences."""
@@ -28,7 +30,7 @@ class Standby:
 
     def __init__(self, store: Store, seat: Seat, index: ReadIndex, server: str, boot: int) -> None:
         self.store = store
-        """To be read and watched from the beginning; refuses writes until it is active."""
+        """To be read, watched and written to from the beginning."""
         self.seat = seat
         self.index = index
         """To be asked before something is read."""
@@ -52,7 +54,8 @@ class Standby:
     ) -> Standby:
         kinds = list(kinds)
         boot = await engine.enlist(server)
-        store = await Store.loaded(engine, settings, kinds=kinds, clock=clock, audit_key=audit_key)
+        time = DatabaseClock(clock)
+        store = await Store.loaded(engine, settings, kinds=kinds, clock=time, audit_key=audit_key)
         store.shared = True
         follower = Follower(engine, store._applier, {kind.name: kind for kind in kinds})
         if bus is not None:
@@ -60,29 +63,45 @@ class Standby:
                 bus, store.lineage, clock, known=lambda: store._applier.mark.number, read=follower.catch_up
             )
             store._applier.wrote = store.bell.ring
-        seat = Seat(engine, store._applier, follower, clock)
-        return cls(store, seat, ReadIndex(engine, store._applier, follower, seat, clock), server, boot)
+        store._writer.follower = follower
+        seat = Seat(engine, store._applier, follower, time)
+        seat.author = Author(server, boot)
+        await seat.renew()  # before anything is dated
+        index = ReadIndex(engine, store._applier, follower, seat, time)
+        store._confirm = index.confirm
+        return cls(store, seat, index, server, boot)
 
     @asynccontextmanager
     async def active(self, meanwhile: Meanwhile | None = None) -> AsyncIterator[Store]:
-        """Wait for this server's turn; while inside, it is the one that writes.
+        """Write, and wait for this server's turn; while inside, it is the active one.
 
         The store's `writing()` raises when another server may have taken over. `meanwhile` runs while this
         server stands by, and has ended before it is active.
         """
-        async with _ringing(self.store), contextlib.AsyncExitStack() as standing_by:
-            if meanwhile is not None:
-                await standing_by.enter_async_context(_beside(meanwhile(self)))
-            try:
-                author = await self.seat.wait(self._server, self._boot)
-                async with self.store.written(author, self.seat.keep, self.seat.watch):
-                    await standing_by.aclose()
-                    # Nobody else can write: what assumes a database of its own is right.
-                    self.store.exclusive = True
-                    yield self.store
-            finally:
-                self.store._hub.close()
-                await self.seat.leave()
+        store = self.store
+        turn = asyncio.get_running_loop().create_future()
+        try:
+            guest = Author(self._server, self._boot)
+            async with _ringing(store), store.written(guest, lambda: self._sit(turn)):
+                async with contextlib.AsyncExitStack() as standing_by:
+                    if meanwhile is not None:
+                        await standing_by.enter_async_context(_beside(meanwhile(self)))
+                    await asyncio.wait([turn, store._writing], return_when=asyncio.FIRST_COMPLETED)
+                if store._writing.done():
+                    store._writing.result()
+                async with store.led():
+                    store.exclusive = True  # the others that write run no controllers
+                    yield store
+        finally:
+            store._hub.close()
+            await self.seat.leave()
+
+    async def _sit(self, turn: asyncio.Future[None]) -> None:
+        """Wait for this server's turn, say so, and keep the seat until it is lost."""
+        self.store._writer.author = await self.seat.wait(self._server, self._boot)
+        if not turn.done():
+            turn.set_result(None)
+        await first(self.seat.keep, self.seat.watch, self.seat.follow)
 
 
 @asynccontextmanager
