@@ -55,8 +55,8 @@ def test_the_server_that_alone_writes_answers_at_once_while_its_seat_is_its_own(
         assert all(gate.is_open(needs) for needs in Needs)
         assert servers.first.index.looks == before
         # Stopped and woken: what waited in its sockets is handled before it learns that it was replaced.
-        servers.first.seat._renewed -= seat.GIVE_UP_SECONDS + 1
-        servers.first.seat.heard = servers.first.seat._renewed
+        servers.first.seat.heard -= seat.GIVE_UP_SECONDS + 1
+        servers.first.seat.heard = servers.first.seat.heard
         assert not gate.is_open(Needs.STORE)
         servers.first_link.cut = True
         with pytest.raises(Unavailable):

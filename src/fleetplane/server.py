@@ -73,7 +73,7 @@ Announce = Callable[[dict[str, list[str]], Sequence[str]], None]
 
 async def serve(settings: Settings, *, announce: Announce) -> None:
     """Run until SIGTERM or SIGINT, then end what is open cleanly."""
-    clock = SystemClock()
+    clock: Clock = SystemClock()
     attention = Attention(clock)
     watchdog = Watchdog()
     stop = _stop_on_signals()

@@ -34,9 +34,9 @@ from fleetplane.kernel.store import log as store_log
 from fleetplane.kernel.store.engine import Author, Claim, LoggedGroup
 from fleetplane.kernel.store.group import Group, Result
 from fleetplane.kernel.store.log import Claimed, LogType
+from fleetplane.kernel.store.queue.submissions import Submission
 from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
 from fleetplane.kernel.store.servers.standby import Standby
-from fleetplane.kernel.store.submissions import Submission
 from fleetplane.kernel.store.writer import Attempt, Writer
 from fleetplane.kernel.watch import Event, EventType
 

@@ -35,12 +35,12 @@ class Applier:
 
     def own(self, group: Group) -> None:
         """What this process wrote, unless it was read from the log before the database's answer came."""
-        if group.after().number <= self.mark.number:
-            return
-        self._check(group.after())
-        group.apply()
-        self._show(group.events, group.after())
-        self.wrote(self.mark.number)
+        after = group.after()
+        if after.number > self.mark.number:
+            self._check(after)
+            group.apply()
+            self._show(group.events, after)
+        self.wrote(after.number)
 
     def foreign(self, logged: LoggedGroup, bodies: Mapping[Key, AnyResource]) -> None:
         """What another process wrote; `bodies` has what the log leaves out (`Kind.is_logged`)."""

@@ -386,7 +386,7 @@ class Store:
     ) -> Committed[R]:
         """Run `change` in the writer; answer once what it did and saw is durable.
 
-        In order of arrival; while many wait, each tenant in its turn (see `fair.py`).
+        In order of arrival; while many wait, each tenant in its turn (see `queue/fair.py`).
 
         `change` must be pure: it may be run late, several times on different states or, if its caller goes
         away first, never.

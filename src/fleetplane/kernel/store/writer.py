@@ -38,10 +38,10 @@ from fleetplane.kernel.store.engine import (
     Superseded,
     WriteGroup,
 )
-from fleetplane.kernel.store.fair import FairQueue
 from fleetplane.kernel.store.group import Group, Result
+from fleetplane.kernel.store.queue.fair import FairQueue
+from fleetplane.kernel.store.queue.submissions import Settlement, Submission, settled
 from fleetplane.kernel.store.settings import StoreSettings
-from fleetplane.kernel.store.submissions import Settlement, Submission, settled
 from fleetplane.kernel.store.view import View
 
 if TYPE_CHECKING:

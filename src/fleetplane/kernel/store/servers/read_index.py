@@ -43,7 +43,7 @@ class ReadIndex:
     @property
     def silent_seconds(self) -> float:
         """Since the last renewal of this server that was answered was sent."""
-        return self._clock.monotonic() - max(self._seat.heard, self._seat._renewed)
+        return self._clock.monotonic() - self._seat.heard
 
     @property
     def holds_seat(self) -> bool:

@@ -9,8 +9,8 @@ from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store.draft import Committed, Draft
 from fleetplane.kernel.store.engine import Cut
-from fleetplane.kernel.store.fair import share_of
 from fleetplane.kernel.store.group import Result
+from fleetplane.kernel.store.queue.fair import share_of
 
 
 class Settlement:

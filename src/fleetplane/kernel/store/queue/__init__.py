@@ -1,0 +1,1 @@
+"""What waits to be written, and in which order it is."""
