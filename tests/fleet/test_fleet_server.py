@@ -180,7 +180,7 @@ def test_freezes_are_set_listed_and_lifted_with_one_verb_each(site: Site) -> Non
     assert site.run("unfreeze", "--domain", "edge", "--scope", "tenant/acme").code == 0
     assert site.run("unfreeze", "--domain", "edge", "--scope", "tenant/acme").code == 4
     assert site.run("unfreeze").code == 0
-    assert site.run("freeze", "--domain", "gpus", "--reason", "r").code == 2
+    assert site.run("freeze", "--domain", "cats", "--reason", "r").code == 2
     assert site.run("freeze", "--scope", "nowhere", "--reason", "r").code == 2
 
 

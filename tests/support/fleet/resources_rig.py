@@ -169,7 +169,7 @@ def _computing_nothing(kernel: Kernel) -> dict[str, Any]:
     """What stands for domains that compute objects, where a test starts none."""
     groups = SimpleNamespace(loaded=None, views=dict, configuration=None)
     return {
-        "gpus": SimpleNamespace(leases=list, stored_gpus=list),
+        "gpus": SimpleNamespace(leases=list, stored_gpus=list, applied_settings=dict),
         "instances": SimpleNamespace(groups=groups, store=kernel.store),
     }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, SCOPE
+from fleetplane.domains.gpus.provider_settings.kinds import AT, SETTINGS_APPLIED
 from fleetplane.domains.gpus.providers import Providers
 from fleetplane.domains.gpus.rules import PROVIDER_SILENT
 from fleetplane.fleet.explain import from_record, placed
@@ -78,6 +79,10 @@ class ProviderExplainer:
                     message="it has sent no heartbeat since the server started, so nobody expects one",
                 ),
             )
+        applied = self._store.get(SETTINGS_APPLIED, AT, name)
+        if applied is not None and applied.status is not None and applied.status.error:
+            message = f"it refused settings {applied.status.wanted[:12]}: {applied.status.error}"
+            reasons = (*reasons, Reason(code="SETTINGS_REFUSED", message=message))
         return from_record(self._clock, name, reasons)
 
 

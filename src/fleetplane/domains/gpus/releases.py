@@ -17,13 +17,19 @@ WRITE = Permission("gpus.write")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 
 
+def check_provider(provider_id: str, *, field: str) -> None:
+    """Refuse ids that nothing can be stored under."""
+    if _NAME.fullmatch(provider_id) is None:
+        raise InvalidArgument(f"{provider_id[:80]!r} is not the id of a provider", field=field)
+
+
 class ProviderRegister:
     """Every provider at the socket is trusted alike: the mode of the socket says who may be one."""
 
     def recognise(self, context: CallContext, name: str) -> str:
         """The provider's id; none is needed to fetch a file."""
-        if (name or context.method.endswith("/CheckIn")) and _NAME.fullmatch(name) is None:
-            raise InvalidArgument(f"{name[:80]!r} is not the id of a provider", field="name")
+        if name or context.method.endswith("/CheckIn"):
+            check_provider(name, field="name")
         return name
 
     def card(self, agent: str) -> AgentCard | None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from fleetplane.domains.gpus import rules
 from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, REGISTRANT_LABEL, SCOPE, Gpu
+from fleetplane.domains.gpus.provider_settings.kinds import SettingsApplied, SettingsAppliedStatus
 from fleetplane.domains.gpus.providers import Lease
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.common import as_stored, made_up
@@ -35,6 +36,8 @@ class GpuProviders(Protocol):
     def leases(self) -> Iterable[tuple[Lease, bool]]: ...
 
     def stored_gpus(self) -> Iterable[Gpu]: ...
+
+    def applied_settings(self) -> Mapping[str, SettingsApplied]: ...
 
 
 class GpuSpecView(Shape, frozen=True):
@@ -123,11 +126,20 @@ class ProviderStatusView(Shape, frozen=True):
     """How often its lease has run out."""
     gpus: int
     """GPUs that it wrote last."""
+    settings: str
+    """The version of `provider-settings` that it has; empty if it never asked for them."""
+    settings_error: str
+    """Why it did not take the version that it was sent last."""
 
 
 PROVIDER: Kind[ProviderSpecView, ProviderStatusView] = Kind(
     "gpu-provider", ProviderSpecView, ProviderStatusView
 )
+
+
+def _news(status: ProviderStatusView) -> tuple[object, ...]:
+    """What of a provider a watcher is told; not each heartbeat."""
+    return (status.state, status.expiries, status.gpus, status.settings, status.settings_error)
 
 
 def providers(domain: GpuProviders) -> Iterator[AnyResource]:
@@ -136,14 +148,18 @@ def providers(domain: GpuProviders) -> Iterator[AnyResource]:
         gpu.labels[PROVIDER_LABEL] for gpu in domain.stored_gpus() if PROVIDER_LABEL in gpu.labels
     )
     leases = {lease.provider: (lease, alive) for lease, alive in domain.leases()}
+    applied = domain.applied_settings()
     for name in sorted({*written, *leases}):
         lease, alive = leases.get(name, (None, False))
+        has = (applied[name].status if name in applied else None) or SettingsAppliedStatus()
         status = ProviderStatusView(
             state="unleased" if lease is None else "alive" if alive else "silent",
             heard_at=None if lease is None else spelled_or_null(lease.heard_at_ns or None),
             heartbeats=0 if lease is None else lease.heartbeats,
             expiries=0 if lease is None else lease.expiries,
             gpus=written[name],
+            settings=has.version,
+            settings_error=has.error,
         )
         yield made_up(PROVIDER, name, spec=ProviderSpecView(), status=status, scope=SCOPE)
 
@@ -167,6 +183,6 @@ PROVIDERS = PublicResource(
     verbs=READING | {Verb.EXPLAIN},
     explain="provider",
     computed=providers,
-    observed=Observed(matters=lambda made: (made.status.state, made.status.expiries, made.status.gpus)),
+    observed=Observed(matters=lambda made: _news(made.status)),
 )
 RESOURCES = (GPUS, PROVIDERS)

@@ -11,20 +11,30 @@ from fleetplane.domains.gpus import rules
 from fleetplane.domains.gpus.explain import GpuExplainer, ProviderExplainer
 from fleetplane.domains.gpus.grpc.device_api import GpuReader, GpuService, ProviderService, SentinelGpuService
 from fleetplane.domains.gpus.grpc.generations import Generation
+from fleetplane.domains.gpus.grpc.provider_settings import SERVICE as _SETTINGS
+from fleetplane.domains.gpus.grpc.provider_settings import ProviderSettingsService
 from fleetplane.domains.gpus.kinds import GPU, Gpu
 from fleetplane.domains.gpus.metrics import GpuCollector
+from fleetplane.domains.gpus.provider_settings.delivery import ProviderSettings
+from fleetplane.domains.gpus.provider_settings.kinds import KINDS as SETTINGS_KINDS
+from fleetplane.domains.gpus.provider_settings.kinds import SettingsApplied
+from fleetplane.domains.gpus.provider_settings.resources import OPERATE, SETTINGS, SETTINGS_WRITERS
 from fleetplane.domains.gpus.providers import Lease, Providers
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.releases import AUDIENCE
 from fleetplane.domains.gpus.resources import READ, RESOURCES
+from fleetplane.domains.gpus.rollout import ProviderSettingsSubject
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.domains.gpus.wire import Dialect
 from fleetplane.fleet.explain import ExplainedKind, Explainer, TokenReaders
+from fleetplane.fleet.freeze import Freezable
+from fleetplane.fleet.plans.declaring import with_writing
+from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
 from fleetplane.kernel.access import Grant, Permission, Principal, Role, built_in_grants
 from fleetplane.kernel.errors import PermissionDenied
-from fleetplane.rpc import Authentication, Authenticator, Connection, MethodRow, Needs
+from fleetplane.rpc import Authentication, Authenticator, Connection, MethodRow, Needs, service_rows
 from fleetplane.web.ops import Mount
 
 LISTENER = "device-api"
@@ -32,8 +42,13 @@ WRITE = Permission("gpus.write")
 LOCAL = Role("local")
 """The role of every caller at the node's socket or loopback port: consumers and providers alike."""
 VIEWER = Role("gpus.viewer")
-READER_GRANTS = {VIEWER: (Grant(permission=READ),), **built_in_grants(viewer=(READ,))}
-"""Who may ask over REST, with a token, why a GPU is not healthy."""
+OPERATOR = Role("gpus.operator")
+READER_GRANTS = {
+    VIEWER: (Grant(permission=READ),),
+    OPERATOR: (Grant(permission=READ), Grant(permission=OPERATE)),
+    **built_in_grants(viewer=(READ,), operator=(OPERATE,)),
+}
+"""Who may ask over REST, with a token, why a GPU is not healthy, and write settings of providers."""
 
 _CONSUMER = gpu_pb2.DESCRIPTOR.services_by_name["GpuService"]
 _PROVIDER = provider_pb2.DESCRIPTOR.services_by_name["ProviderService"]
@@ -41,36 +56,39 @@ _FIRST = first_pb2.DESCRIPTOR.services_by_name["GpuService"]
 
 BLUEPRINT = Blueprint(
     name="gpus",
-    kinds=(GPU,),
-    methods=tuple(
-        MethodRow(
-            path=f"/{package}.{method}",
-            listener=LISTENER,
-            authentication=Authentication.LOCAL if needed is READ else Authentication.SOCKET,
-            permission=needed,
-            needs=Needs.STORE if needed is READ else Needs.ACTIVE,
-        )
-        for package, method, needed in (
-            ("nvidia.device.v1alpha1", "GpuService/GetGpu", READ),
-            ("nvidia.device.v1alpha1", "GpuService/ListGpus", READ),
-            ("nvidia.device.v1alpha1", "GpuService/WatchGpus", READ),
-            ("nvidia.device.v1alpha1", "GpuService/CreateGpu", WRITE),
-            ("nvidia.device.v1alpha1", "GpuService/UpdateGpu", WRITE),
-            ("nvidia.device.v1alpha1", "GpuService/UpdateGpuStatus", WRITE),
-            ("nvidia.device.v1alpha1", "GpuService/DeleteGpu", WRITE),
-            ("nvidia.device.v1alpha1", "ProviderService/RegisterGpu", WRITE),
-            ("nvidia.device.v1alpha1", "ProviderService/UnregisterGpu", WRITE),
-            ("nvidia.device.v1alpha1", "ProviderService/UpdateGpuStatus", WRITE),
-            ("nvidia.device.v1alpha1", "ProviderService/UpdateGpuCondition", WRITE),
-            ("nvidia.device.v1alpha1", "ProviderService/Heartbeat", WRITE),
-            ("nvidia.nvsentinel.v1alpha1", "GpuService/GetGpu", READ),
-            ("nvidia.nvsentinel.v1alpha1", "GpuService/ListGpus", READ),
-            ("nvidia.nvsentinel.v1alpha1", "GpuService/WatchGpus", READ),
-            ("nvidia.nvsentinel.v1alpha1", "GpuService/CreateGpu", WRITE),
-            ("nvidia.nvsentinel.v1alpha1", "GpuService/UpdateGpu", WRITE),
-            ("nvidia.nvsentinel.v1alpha1", "GpuService/UpdateGpuStatus", WRITE),
-            ("nvidia.nvsentinel.v1alpha1", "GpuService/DeleteGpu", WRITE),
-        )
+    kinds=(GPU, *SETTINGS_KINDS, *ROLLOUT_KINDS),
+    methods=(
+        *service_rows(_SETTINGS, WRITE, listener=LISTENER, authentication=Authentication.SOCKET),
+        *(
+            MethodRow(
+                path=f"/{package}.{method}",
+                listener=LISTENER,
+                authentication=Authentication.LOCAL if needed is READ else Authentication.SOCKET,
+                permission=needed,
+                needs=Needs.STORE if needed is READ else Needs.ACTIVE,
+            )
+            for package, method, needed in (
+                ("nvidia.device.v1alpha1", "GpuService/GetGpu", READ),
+                ("nvidia.device.v1alpha1", "GpuService/ListGpus", READ),
+                ("nvidia.device.v1alpha1", "GpuService/WatchGpus", READ),
+                ("nvidia.device.v1alpha1", "GpuService/CreateGpu", WRITE),
+                ("nvidia.device.v1alpha1", "GpuService/UpdateGpu", WRITE),
+                ("nvidia.device.v1alpha1", "GpuService/UpdateGpuStatus", WRITE),
+                ("nvidia.device.v1alpha1", "GpuService/DeleteGpu", WRITE),
+                ("nvidia.device.v1alpha1", "ProviderService/RegisterGpu", WRITE),
+                ("nvidia.device.v1alpha1", "ProviderService/UnregisterGpu", WRITE),
+                ("nvidia.device.v1alpha1", "ProviderService/UpdateGpuStatus", WRITE),
+                ("nvidia.device.v1alpha1", "ProviderService/UpdateGpuCondition", WRITE),
+                ("nvidia.device.v1alpha1", "ProviderService/Heartbeat", WRITE),
+                ("nvidia.nvsentinel.v1alpha1", "GpuService/GetGpu", READ),
+                ("nvidia.nvsentinel.v1alpha1", "GpuService/ListGpus", READ),
+                ("nvidia.nvsentinel.v1alpha1", "GpuService/WatchGpus", READ),
+                ("nvidia.nvsentinel.v1alpha1", "GpuService/CreateGpu", WRITE),
+                ("nvidia.nvsentinel.v1alpha1", "GpuService/UpdateGpu", WRITE),
+                ("nvidia.nvsentinel.v1alpha1", "GpuService/UpdateGpuStatus", WRITE),
+                ("nvidia.nvsentinel.v1alpha1", "GpuService/DeleteGpu", WRITE),
+            )
+        ),
     ),
     grants={LOCAL: (Grant(permission=READ), Grant(permission=WRITE)), **READER_GRANTS},
     operator_roles=tuple(READER_GRANTS),
@@ -87,8 +105,10 @@ BLUEPRINT = Blueprint(
         ),
     },
     readers=lambda domain: domain.readers,
-    resources=RESOURCES,
+    resources=with_writing((*RESOURCES, SETTINGS), SETTINGS_WRITERS),
+    rollouts=lambda domain: (domain.settings_subject,),
     releases=AUDIENCE,
+    freeze=Freezable(stops="rollouts of providers' settings", scopes=("gpus",)),
 )
 
 
@@ -125,6 +145,9 @@ class GpuDomain:
         self._store = kernel.store
         self._gpus = Gpus(kernel.store, policy)
         self._providers = Providers(self._gpus, policy, kernel.clock, kernel.attention)
+        self.settings = ProviderSettings(kernel.store, kernel.clock, self._providers, policy)
+        self.settings_subject = ProviderSettingsSubject(kernel.store, kernel.clock, self.settings)
+        kernel.store.accompany(self.settings.beside)
         self._reader = GpuReader(kernel.store, self._gpus)
         self.readers = TokenReaders(kernel.door, READER_GRANTS)
         self.explainers: Mapping[str, Explainer] = {
@@ -147,6 +170,7 @@ class GpuDomain:
             Service(
                 listener=LISTENER, descriptor=_PROVIDER, servicer=ProviderService(self._gpus, self._providers)
             ),
+            Service(listener=LISTENER, descriptor=_SETTINGS, servicer=ProviderSettingsService(self.settings)),
         )
         self.collectors: Sequence[Collector] = (
             GpuCollector(
@@ -166,6 +190,10 @@ class GpuDomain:
 
     def stored_gpus(self) -> Sequence[Gpu]:
         return self._store.list(GPU)
+
+    def applied_settings(self) -> Mapping[str, SettingsApplied]:
+        """What providers have of their settings, by their ids."""
+        return self.settings.applied()
 
     server_names: Sequence[str] = ()
     routes: Sequence[Mount] = ()

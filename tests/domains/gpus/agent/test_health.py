@@ -4,7 +4,7 @@ import pytest
 
 from fleetplane.domains.gpus.agent import health
 from fleetplane.domains.gpus.agent.health import GpuSighting, GpuUuid, Reason, Status, Verdict
-from fleetplane.domains.gpus.agent.xids import APPLICATION_XIDS
+from fleetplane.domains.gpus.xids import APPLICATION_XIDS
 
 GPU = GpuUuid("GPU-1")
 OTHER = GpuUuid("GPU-2")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from fleetplane.domains.gpus.agent.health import GpuSighting, GpuUuid, Reason, Status
 from fleetplane.domains.gpus.agent.ledger import Ledger
-from fleetplane.domains.gpus.agent.xids import APPLICATION_XIDS
+from fleetplane.domains.gpus.xids import APPLICATION_XIDS
 
 A, B = GpuUuid("GPU-A"), GpuUuid("GPU-B")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NewType
 
-from fleetplane.domains.gpus.agent import xids
+from fleetplane.domains.gpus import xids
 
 GpuUuid = NewType("GpuUuid", str)
 

@@ -29,7 +29,7 @@ class ManagedGpu:
 
 class Ledger:
     def __init__(self, *, ignored_xids: frozenset[int], lower_case_names: bool = False) -> None:
-        self._ignored_xids = ignored_xids
+        self.ignored_xids = ignored_xids
         self._lower_case_names = lower_case_names
         self._gpus: dict[GpuUuid, ManagedGpu] = {}
         self._gone: dict[GpuUuid, ManagedGpu] = {}
@@ -85,7 +85,7 @@ class Ledger:
         gpu = self._gpus.get(uuid)
         if gpu is None:
             return []
-        return self._judge(gpu, health.on_xid(gpu.verdict, xid, ignored=self._ignored_xids, now_ns=now_ns))
+        return self._judge(gpu, health.on_xid(gpu.verdict, xid, ignored=self.ignored_xids, now_ns=now_ns))
 
     def on_lost(self, answering: Mapping[GpuUuid, bool], *, now_ns: int) -> list[ManagedGpu]:
         """The GPUs whose verdict this changed. Only ours can be among them."""

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn, assert_never
 
 import grpc
 import grpc.aio
 
-from fleetplane.domains.gpus.agent import driver, xids
+from fleetplane.domains.gpus import xids
+from fleetplane.domains.gpus.agent import driver
 from fleetplane.domains.gpus.agent.device_api import DeviceLink
 from fleetplane.domains.gpus.agent.driver import EventMonitor, GpusLost, Occurrence, WaitFailed
 from fleetplane.domains.gpus.agent.ledger import Ledger
@@ -57,6 +58,7 @@ class Provider:
         clock: Clock,
         log: Log,
         check_in: Follow = no_check_in,
+        settings: Follow = no_check_in,
     ) -> None:
         self._library = library
         self._connect = connect
@@ -64,8 +66,11 @@ class Provider:
         self._clock = clock
         self._log = log
         self._check_in = check_in
+        self._settings = settings
         self._changed = asyncio.Event()
         self._enumerate = asyncio.Event()
+        """Look again at whether a new life is due: it was asked for, or is due at another time."""
+        self._enumerate_asked = False
         self.ledger = Ledger(ignored_xids=policy.ignored_xids, lower_case_names=policy.lower_case_names)
 
     def __repr__(self) -> str:
@@ -73,11 +78,29 @@ class Provider:
 
     def enumerate_again(self) -> None:
         """Begin a new life as soon as possible."""
+        self._enumerate_asked = True
+        self._enumerate.set()
+
+    def set_to(
+        self,
+        *,
+        heartbeat_seconds: float,
+        ignored_xids: frozenset[int],
+        enumerate_every_seconds: float | None,
+    ) -> None:
+        """Go on with other settings: from the next pause, the next XID and the last enumeration on."""
+        self._policy = replace(
+            self._policy,
+            heartbeat_seconds=heartbeat_seconds,
+            ignored_xids=ignored_xids,
+            enumerate_every_seconds=enumerate_every_seconds,
+        )
+        self.ledger.ignored_xids = ignored_xids
         self._enumerate.set()
 
     async def run(self) -> NoReturn:
         while True:
-            self._enumerate.clear()
+            self._enumerate_asked = False
             await self._life()
 
     async def _life(self) -> None:
@@ -100,11 +123,15 @@ class Provider:
                 await driver.in_thread(self._library.close, limit_seconds=driver.STOP_LIMIT_SECONDS)
 
     async def _until_next_enumeration(self) -> None:
-        try:
-            async with asyncio.timeout(self._policy.enumerate_every_seconds):
-                await self._enumerate.wait()
-        except TimeoutError:
-            return
+        began = asyncio.get_running_loop().time()
+        while not self._enumerate_asked:
+            self._enumerate.clear()
+            every = self._policy.enumerate_every_seconds
+            try:
+                async with asyncio.timeout_at(None if every is None else began + every):
+                    await self._enumerate.wait()
+            except TimeoutError:
+                return
 
     def _adopt(self, seen: driver.Enumeration) -> None:
         self.ledger.adopt(seen.sightings.values(), now_ns=self._clock.now_ns())
@@ -173,9 +200,10 @@ class Provider:
             self.ledger,
             self._changed,
             on_settled=attempt.established,
-            heartbeat_seconds=self._policy.heartbeat_seconds,
+            heartbeat_seconds=lambda: self._policy.heartbeat_seconds,
             backoff=self._policy.backoff,
             clock=self._clock,
             log=self._log,
             check_in=self._check_in,
+            settings=self._settings,
         )

@@ -15,9 +15,11 @@ from fleetplane.agents.running import until_stopped
 from fleetplane.domains.gpus.agent.device_api import DeviceLink
 from fleetplane.domains.gpus.agent.library import Library, NvmlLibrary
 from fleetplane.domains.gpus.agent.provider import Provider, ProviderPolicy
+from fleetplane.domains.gpus.agent.settings import EffectiveSettings, SettingsKeeper
 from fleetplane.domains.gpus.agent.simulated import SimulatedLibrary
-from fleetplane.domains.gpus.agent.xids import ignored_xids
+from fleetplane.domains.gpus.xids import ignored_xids
 from fleetplane.kernel.clock import SystemClock
+from fleetplane.node.tasks import in_thread
 from fleetplane.node.upgrade.following import no_check_in
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ class GpuAgentSettings:
     simulate: int | None = None
     """This many simulated GPUs in place of the driver's."""
     seed: int = 0
+    state_dir: Path = Path("/var/lib/fleetplane-gpu")
+    """Where settings are kept that the server sent."""
+    given: frozenset[str] = frozenset()
+    """Which of the settings above were named on the command line: the server cannot set these."""
     log_format: str = "text"
     log_level: str = "info"
 
@@ -51,14 +57,30 @@ async def run_gpu_agent(settings: GpuAgentSettings, upgrader: Upgrader | None = 
     logs.configure(level=settings.log_level, log_format=settings.log_format)
     log = logs.logger(provider=settings.provider_id)
     clock = SystemClock()
+    own = _own(settings)
+    keeper = SettingsKeeper(
+        own,
+        given=settings.given,
+        folder=settings.state_dir,
+        provider_id=settings.provider_id,
+        apply=lambda now: provider.set_to(**now.as_fields()),
+        clock=clock,
+        log=log,
+    )
     provider = Provider(
         library=_library(settings),
         connect=lambda: DeviceLink(settings.address(), settings.provider_id),
-        policy=_policy(settings),
+        policy=ProviderPolicy(
+            health_check=settings.health_check,
+            lower_case_names=settings.lower_case_names,
+            **own.as_fields(),
+        ),
         clock=clock,
         log=log,
         check_in=upgrader.follow if upgrader is not None else no_check_in,
+        settings=keeper.follow,
     )
+    await in_thread(keeper.load)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, provider.enumerate_again)
     await until_stopped(provider.run(), upgrader)
@@ -73,14 +95,13 @@ def _library(settings: GpuAgentSettings) -> Library:
     return NvmlLibrary(pynvml, driver_root=settings.driver_root)
 
 
-def _policy(settings: GpuAgentSettings) -> ProviderPolicy:
+def _own(settings: GpuAgentSettings) -> EffectiveSettings:
+    """What holds unless the server sets something else."""
     enumerate_every_seconds = settings.enumerate_every_seconds
     if enumerate_every_seconds is None and settings.simulate is not None:
         enumerate_every_seconds = SIMULATED_ENUMERATION_SECONDS
-    return ProviderPolicy(
+    return EffectiveSettings(
         heartbeat_seconds=settings.heartbeat_seconds,
         ignored_xids=ignored_xids(settings.ignored_xids),
-        health_check=settings.health_check,
-        lower_case_names=settings.lower_case_names,
         enumerate_every_seconds=enumerate_every_seconds,
     )

@@ -44,12 +44,14 @@ class Session:
         changed: asyncio.Event,
         *,
         on_settled: Callable[[], None],
-        heartbeat_seconds: float,
+        heartbeat_seconds: Callable[[], float],
         backoff: Backoff,
         clock: Clock,
         log: Log,
         check_in: Follow = no_check_in,
+        settings: Follow = no_check_in,
     ) -> None:
+        """`heartbeat_seconds` is asked before every pause, since settings may change it."""
         self._link = link
         self._ledger = ledger
         self._changed = changed
@@ -59,6 +61,7 @@ class Session:
         self._clock = clock
         self._log = log
         self._check_in = check_in
+        self._settings = settings
         self._spoke = asyncio.Event()
         self.settled = False
         """The server has received every report at least once."""
@@ -78,6 +81,7 @@ class Session:
             tasks.create_task(self._publish())
             tasks.create_task(self._beat())
             tasks.create_task(self._say_version())
+            tasks.create_task(self._follow_settings())
             await self._link.lost()
             raise LinkLost("the connection was closed")
 
@@ -105,6 +109,10 @@ class Session:
         """A version that cannot report its GPUs is not worth keeping: it says hello once it has."""
         await self._spoke.wait()
         await self._check_in(self._link.channel, no_metadata)
+
+    async def _follow_settings(self) -> None:
+        await self._spoke.wait()
+        await self._settings(self._link.channel, no_metadata)
 
     async def _tell(self, gpu: ManagedGpu) -> bool:
         """Whether the server took our verdict on the GPU."""
@@ -160,7 +168,7 @@ class Session:
                 if not complained:  # an older server has no leases, and is served all the same
                     complained = True
                     self._log.warning("heartbeat_refused", code=error.code().name, error=error.details())
-            await self._clock.sleep(self._heartbeat_seconds)
+            await self._clock.sleep(self._heartbeat_seconds())
 
     def _is_refusal(self, error: grpc.aio.AioRpcError, gpu: ManagedGpu) -> bool:
         """False (not told) for an answer about this GPU; the end of the session for no answer."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from fleetplane.cli.clients.address import default_address
 from fleetplane.cli.parameters import DURATION, LOG_LEVELS, address_option
@@ -44,22 +45,42 @@ from fleetplane.cli.parameters import DURATION, LOG_LEVELS, address_option
     "--simulate", type=click.IntRange(0, 1024), metavar="N", help="N simulated GPUs; no driver is needed."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the simulated GPUs' failures.")
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("/var/lib/fleetplane-gpu"),
+    show_default=True,
+    help="Folder for settings that the server sends; see `provider-settings`.",
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
-def gpu(*, address: str | None, ignored_xids: str, no_health_check: bool, **options: Any) -> None:
+@click.pass_context
+def gpu(
+    context: click.Context,
+    /,
+    *,
+    address: str | None,
+    ignored_xids: str,
+    no_health_check: bool,
+    **options: Any,
+) -> None:
     """Report this node's NVIDIA GPUs to the device API.
 
     Registers every GPU the driver shows, sets its NVMLReady condition from XID events, and beats
     so that silence is noticed. Survives restarts of the server and may be started before it.
+    Heartbeats, ignored XIDs and enumerations that are not given here can be set from the server.
     """
     from fleetplane.agents.running import run_agent
     from fleetplane.domains.gpus.agent.root import GpuAgentSettings, run_gpu_agent
-    from fleetplane.domains.gpus.agent.xids import parse_xids
+    from fleetplane.domains.gpus.agent.settings import FLAGS
+    from fleetplane.domains.gpus.xids import parse_xids
 
+    sources = {name: context.get_parameter_source(name) for name in FLAGS}
     settings = GpuAgentSettings(
         address=default_address if address is None else lambda: address,
         ignored_xids=parse_xids(ignored_xids),
         health_check=not no_health_check,
+        given=frozenset(name for name, source in sources.items() if source is not ParameterSource.DEFAULT),
         **options,
     )
     run_agent(run_gpu_agent, settings, name=settings.provider_id)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetplane.domains.gpus.agent import xids
-from fleetplane.domains.gpus.agent.xids import Severity
+from fleetplane.domains.gpus import xids
+from fleetplane.domains.gpus.xids import Severity
 from fleetplane.kernel.errors import InvalidArgument
 
 
