@@ -124,7 +124,12 @@ async def test_a_provider_is_sent_what_it_does_not_have_and_takes_part_once_it_h
         assert not (await ask(api, applied=first, wanted=first)).HasField("settings")
         assert (fact := subject.targets(AT)["nvml"]).version == first
         assert (fact.online, fact.healthy, fact.labels) == (True, True, {"provider": "nvml"})
-        refused = {"applied": first, "wanted": "x" * 300, "error": "no\n" + "e" * 5000, "failures": 1}
+        refused: dict[str, Any] = {
+            "applied": first,
+            "wanted": "x" * 300,
+            "error": "no\n" + "e" * 5000,
+            "failures": 1,
+        }
         assert (await ask(api, **refused)).settings.digest == first
         said = applied(api)
         assert said is not None

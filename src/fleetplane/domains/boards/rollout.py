@@ -1,7 +1,8 @@
-"""Rollouts of sets of boards: programs and pins, to the boards that a set selects.
+"""Rollouts of sets of boards: programs, pins and packages, to the boards that a set selects.
 
-A board has confirmed a version when it reports it as in place: every program of it was up for some seconds
-and every pin was driven. Boards whose agents do not keep programs running take no part.
+A board has confirmed a version when it reports it as in place: every package of it is installed, every
+program was up for some seconds and every pin was driven. Boards whose agents do not keep programs running
+take no part.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class BoardPrograms:
 
     name = SUBJECT
     domain = "boards"
-    summary = "programs and pins of a set of boards; confirmed when the board reports them in place"
+    summary = "programs, pins and packages of a set of boards; confirmed when the board reports them in place"
     measures: Mapping[str, str] = {
         HEALTHY: "share of boards that report in time and whose programs run, from 0 to 1"
     }

@@ -13,21 +13,26 @@ import msgspec
 import pytest
 from support.boards.board_node_rig import NodeRig, configured, node_rig
 from support.boards.boards_rig import BOSS, BoardsRig, boards_rig, until
+from support.boards.debian_root import DebianRoot
 from support.fleet.plans_rig import plans_rig
 from support.fleet.started_domains import started_domains
 
+from fleetplane.domains.boards.agent.desired import apt
 from fleetplane.domains.boards.core import BoardOptions
 from fleetplane.domains.boards.inventory import liveness
-from fleetplane.domains.boards.kinds import SCOPE
+from fleetplane.domains.boards.kinds import BOARD, SCOPE
 from fleetplane.domains.boards.resources import TENANT
 from fleetplane.domains.boards.server import BLUEPRINT as BOARDS
 from fleetplane.domains.boards.sets import rules
+from fleetplane.domains.boards.sets.delivery import TOO_OLD
 from fleetplane.domains.boards.sets.kinds import (
     BOARD_APPLIED,
     BOARD_SET,
     SUBJECT,
+    AppliedPackage,
     AppliedStatus,
     BoardSetSpec,
+    PackageSpec,
     PinLevelSpec,
     ProgramSpec,
     set_scope,
@@ -98,6 +103,9 @@ def ending() -> BoardSetSpec:
         ("pins[0].pin", BoardSetSpec(pins=(PinLevelSpec(pin=28, level=1),))),
         ("pins[0].pin", BoardSetSpec(pins=(PinLevelSpec(pin=4, level=1),) * 2)),
         ("pins[0].level", BoardSetSpec(pins=(PinLevelSpec(pin=4, level=2),))),
+        ("packages[0].name", BoardSetSpec(packages=(PackageSpec(name="--yes"),))),
+        ("packages[0].name", BoardSetSpec(packages=(PackageSpec(name="sensor"),) * 2)),
+        ("packages[0].version", BoardSetSpec(packages=(PackageSpec(name="sensor", version="new"),))),
     ],
 )
 def test_what_cannot_stand_in_a_set_is_refused_by_its_field(field: str, spec: BoardSetSpec) -> None:
@@ -115,6 +123,7 @@ def test_a_report_is_news_only_where_it_says_something_new() -> None:
     assert rules.reported(SET, said, first, now_ns=20).failed_at_ns == 20
     assert rules.reported("other", said, first, now_ns=20) == AppliedStatus()
     assert rules.encoded(sleeping(7)) == rules.encoded(sleeping(7, selector="ring=canary"))
+    assert b"packages" not in rules.encoded(sleeping(7)), "versions from before packages keep their names"
 
 
 # With real agents.
@@ -177,6 +186,7 @@ async def opened(folder: Path) -> AsyncIterator[Site]:
             config = configured(
                 node={"name": name, "labels": {"ring": ring}},
                 programs={"rules": [SLEEP, TRUE]},
+                packages={"allow": ["sensor*"]},
                 commands={"profiles": [{"name": "probes", "rules": [TRUE]}]},
             )
             boards.append(await stack.enter_async_context(node_rig(folder / name, server, config=config)))
@@ -240,6 +250,56 @@ async def test_sets_go_out_in_waves_to_real_agents_and_programs_that_end_are_rol
         await site.change(lambda draft: draft.delete(BOARD_SET, SCOPE, SET))
         await until(lambda: not store.list(BOARD_APPLIED))
         await until(lambda: store.get(HOLD, AT, SUBJECT) is None)
+
+
+async def test_packages_go_out_in_waves_and_one_that_cannot_be_installed_is_rolled_back(
+    tmp_path: Path,
+) -> None:
+    debian = DebianRoot(tmp_path / "debian")
+    debian.add("sensor", "1.0")
+    debian.add("sensor", "2.0")
+    debian.update()  # two boards share it, and apt does not wait for others who fetch lists
+    environment = {**apt.ENVIRONMENT, **debian.environment}
+    with patch.object(apt, "ENVIRONMENT", environment):
+        async with opened(tmp_path) as site:
+            store = site.server.store
+            first = BoardSetSpec(packages=(PackageSpec(name="sensor", version="1.0"),))
+            await site.write(first)
+            await site.have(first, 1, 2)
+            assert site.applied(1).packages == (AppliedPackage(name="sensor", version="1.0"),)
+            policy = Policy(
+                waves=("label ring=canary", "rest"),
+                soak_seconds=0.0,
+                confirm_seconds=600.0,
+                on_halt=OnHalt.ROLL_BACK,
+            )
+            await store.transact(
+                lambda draft: draft.put(ROLLOUT_POLICY, AT, SUBJECT, spec=PolicySpec(policy=policy)),
+                actor=BOSS,
+                action="policy",
+                touches=[ROLLOUT_POLICY.key(AT, SUBJECT)],
+            )
+            stayed = {"1": "rolled_back", "2": "never_started"}
+            for bad in (PackageSpec(name="sensor", version="3.0"), PackageSpec(name="stranger")):
+                await site.write(BoardSetSpec(packages=(bad,)))
+                assert await site.ended(BoardSetSpec(packages=(bad,)), Phase.ROLLED_BACK) == stayed
+                await site.have(first, 1, 2)
+                assert debian.file("sensor") == "1.0"
+            second = BoardSetSpec(packages=(PackageSpec(name="sensor", version="2.0"),))
+            await site.write(second)
+            assert await site.ended(second, Phase.DONE) == {"1": "confirmed", "2": "confirmed"}
+            assert debian.file("sensor") == "2.0"
+
+            sets, board = site.server.domain.core.sets, store.get(BOARD, SCOPE, "1")
+            assert board is not None
+            assert board.status is not None
+            older = msgspec.structs.replace(
+                board, status=msgspec.structs.replace(board.status, capabilities=("programs",))
+            )
+            told = pb.AppliedState(set=SET, version="x", wanted_set=SET, wanted="x")
+            async with asyncio.timeout(60):
+                while TOO_OLD not in site.applied(1).error:  # the real one reports as well
+                    assert await sets.heard(older, told) is None, "it would pass packages over"
 
 
 async def test_a_set_is_not_deleted_while_its_rollout_is_under_way(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from fleetplane.domains.boards.agent.buses.simulated import SimulatedI2c, Simula
 from fleetplane.domains.boards.agent.commands.commands import Commands
 from fleetplane.domains.boards.agent.config import Driver, NodeConfig
 from fleetplane.domains.boards.agent.desired.keeper import DesiredKeeper
+from fleetplane.domains.boards.agent.desired.packages import Packages
 from fleetplane.domains.boards.agent.gpio import drivers as opening
 from fleetplane.domains.boards.agent.gpio.chip import Chip, ChipFactory
 from fleetplane.domains.boards.agent.gpio.errors import ChipMissing
@@ -126,6 +127,9 @@ def keeper_for(parts: BoardAgentParts, node: NodeState) -> DesiredKeeper:
         folder=parts.folder,
         pins=node.pins,
         policy=parts.config.programs.policy(),
+        packages=Packages(
+            parts.config.packages.policy(), folder=parts.folder, audit=node.audit, log=parts.log
+        ),
         pin_policy=parts.config.gpio.policy(),
         clock=parts.clock,
         audit=node.audit,

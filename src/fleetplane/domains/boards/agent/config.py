@@ -16,6 +16,7 @@ from fleetplane.domains.boards.agent.buses.buses import BusPolicy
 from fleetplane.domains.boards.agent.commands import rules as command_rules
 from fleetplane.domains.boards.agent.commands.diagnostics import diagnostics
 from fleetplane.domains.boards.agent.commands.rules import CommandPolicy, Free, Profile, Rule
+from fleetplane.domains.boards.agent.desired.packages import PackagePolicy
 from fleetplane.domains.boards.agent.logs.patterns import Redaction
 from fleetplane.domains.boards.agent.pins.rules import Operation, PinPolicy, PinRule, SafeState
 from fleetplane.kernel.errors import InvalidArgument, SettingsError
@@ -162,6 +163,19 @@ class ProgramsSection(Section, frozen=True):
         )
 
 
+class PackagesSection(Section, frozen=True):
+    """Debian packages that the server may have installed here; without names there are none."""
+
+    allow: tuple[str, ...] = ()
+    """Names, in which * stands for anything. Dependencies are installed only if they are named as well."""
+    sudo: bool = False
+    """Run apt-get by `sudo -n` if the agent is not root."""
+    timeout_seconds: float = 600.0
+
+    def policy(self) -> PackagePolicy:
+        return PackagePolicy(allow=self.allow, sudo=self.sudo, timeout_seconds=self.timeout_seconds).checked()
+
+
 class LogSection(Section, frozen=True):
     files: dict[str, str] = {}
     redact: tuple[str, ...] = ()
@@ -195,6 +209,7 @@ class NodeConfig(Section, frozen=True):
     buses: BusSection = BusSection()
     commands: CommandSection = CommandSection()
     programs: ProgramsSection = ProgramsSection()
+    packages: PackagesSection = PackagesSection()
     logs: LogSection = LogSection()
     access: AccessSection = AccessSection()
     report: ReportSection = ReportSection()
@@ -207,6 +222,7 @@ class NodeConfig(Section, frozen=True):
         self.gpio.policy()
         self.commands.policy()
         self.programs.policy()
+        self.packages.policy()
         self.logs.paths()
         self.redaction()
         if not 0 <= self.listen.port <= 65_535:

@@ -4,6 +4,8 @@
     node.crt, ca.crt      from the server
     membership.json       the server's address, our number, and a digest of what we registered with
     desired.json          what the server wants run and driven here, for the next start
+    packages.json         packages that were changed for the server, each with what was there before
+    packages.log          the end of what apt wrote last
 
 Every file is the owner's alone, replaced as a whole, and on disk before a method returns. A certificate
 that does not belong to our key, or that nobody we trust has signed, is not kept. All methods block.
@@ -49,6 +51,8 @@ class IdentityFolder(CertificateFolder):
         self.audit = root / "audit.jsonl"
         self.revocations = root / "revocations"
         self.desired = root / "desired.json"
+        self.packages = root / "packages.json"
+        self.packages_log = root / "packages.log"
         self.running = root / "running.json"
 
     # The key.
@@ -97,6 +101,8 @@ class IdentityFolder(CertificateFolder):
             self.key_file,
             self.revocations,
             self.desired,
+            self.packages,
+            self.packages_log,
         )
 
     def alone(self) -> AbstractContextManager[None]:

@@ -43,7 +43,7 @@ class NodeState:
 
     @property
     def capabilities(self) -> list[str]:
-        found = ["metrics", "logs", "health", "programs"]
+        found = ["metrics", "logs", "health", "programs", "packages"]
         if self.pins.available:
             found += ["gpio", "pwm"]
         if "journal" in self.logs.sources:

@@ -36,6 +36,9 @@ from fleetplane.kernel.watch import EventType
 
 CAPABILITY = "programs"
 """Of agents that keep programs running; they report what they have of their set."""
+PACKAGES = "packages"
+"""Of agents that install packages; others would pass them over and report the rest as in place."""
+TOO_OLD = "its agent is of a version that installs no packages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +110,25 @@ class BoardSets:
     async def heard(self, board: Board, said: pb.AppliedState) -> pb.DesiredState | None:
         """Take in what a board has; what it is to have, if it was not sent that yet."""
         number, wanted = number_of(board), self.wanted(board)
+        message = rules.message(wanted.set, wanted.version, wanted.content)
+        if message.packages and PACKAGES not in status_of(board).capabilities:
+            said = pb.AppliedState(
+                set=said.set,
+                version=said.version,
+                wanted_set=wanted.set,
+                wanted=wanted.version,
+                error=TOO_OLD,
+                failures=said.failures + 1,
+                programs=said.programs,
+            )
+            await self._note(board, wanted.set, said)
+            return None
         await self._note(board, wanted.set, said)
         is_sent = (said.wanted_set, said.wanted) == (wanted.set, wanted.version)
         if is_sent and not (number in self._again and said.error):
             return None
         self._again.discard(number)
-        return rules.message(wanted.set, wanted.version, wanted.content)
+        return message
 
     def again(self, boards: Collection[int]) -> None:
         """Have boards try once more what they could not take, after their next report."""

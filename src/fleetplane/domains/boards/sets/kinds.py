@@ -43,6 +43,15 @@ class PinLevelSpec(Spec, frozen=True):
     """0 or 1."""
 
 
+class PackageSpec(Spec, frozen=True):
+    """A Debian package that is to be installed."""
+
+    name: str
+    """Which the board's own configuration must allow."""
+    version: str = ""
+    """Exactly this one; empty for whichever is there, or the newest that apt knows."""
+
+
 class BoardSetSpec(Spec, frozen=True):
     selector: str = ""
     """Which boards; empty for all."""
@@ -51,6 +60,7 @@ class BoardSetSpec(Spec, frozen=True):
     description: str = ""
     programs: tuple[ProgramSpec, ...] = ()
     pins: tuple[PinLevelSpec, ...] = ()
+    packages: tuple[PackageSpec, ...] = ()
 
 
 class DesiredContent(Spec, frozen=True):
@@ -58,6 +68,14 @@ class DesiredContent(Spec, frozen=True):
 
     programs: tuple[ProgramSpec, ...] = ()
     pins: tuple[PinLevelSpec, ...] = ()
+    packages: tuple[PackageSpec, ...] = ()
+    """Not written if there are none: a version from before there were any keeps its name."""
+
+
+class AppliedPackage(Spec, frozen=True):
+    name: str
+    version: str = ""
+    """As dpkg has it; empty if it is not installed."""
 
 
 class AppliedProgram(Spec, frozen=True):
@@ -87,6 +105,7 @@ class AppliedStatus(Spec, frozen=True):
     failed_at_ns: int = 0
     """When the last of them was heard of."""
     programs: tuple[AppliedProgram, ...] = ()
+    packages: tuple[AppliedPackage, ...] = ()
 
 
 BoardSet = Resource[BoardSetSpec, Nothing]

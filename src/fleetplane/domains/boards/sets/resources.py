@@ -16,6 +16,7 @@ from fleetplane.domains.boards.sets.kinds import (
     SUBJECT,
     BoardSet,
     BoardSetSpec,
+    PackageSpec,
     PinLevelSpec,
     ProgramSpec,
     set_scope,
@@ -39,6 +40,7 @@ PROBLEMS_LIMIT = 20
 """Boards that are named with what is wrong with them."""
 ProgramView = MIRROR.shape(ProgramSpec)
 PinLevelView = MIRROR.shape(PinLevelSpec)
+PackageView = MIRROR.shape(PackageSpec)
 
 
 class BoardSetSpecView(Shape, frozen=True, forbid_unknown_fields=True):
@@ -51,11 +53,13 @@ class BoardSetSpecView(Shape, frozen=True, forbid_unknown_fields=True):
     """Kept running on every board of the set, as far as the board's own configuration allows them."""
     pins: tuple[PinLevelView, ...] = ()  # type: ignore[valid-type]  # made at run time
     """Driven as outputs on every board of the set."""
+    packages: tuple[PackageView, ...] = ()  # type: ignore[valid-type]  # made at run time
+    """Debian packages, installed on every board of the set as far as its own configuration allows them."""
 
 
 class BoardSetStatusView(Shape, frozen=True):
     version: str
-    """Of programs and pins as they are written here; boards may be held at another by a rollout."""
+    """Of programs, pins and packages as they are written here; boards may be held at another by a rollout."""
     boards: int
     """That report what they have of the set."""
     in_place: int
@@ -80,6 +84,7 @@ def set_view(found: BoardSet, reading: Reading) -> View[BoardSetSpecView, BoardS
             description=spec.description,
             programs=tuple(MIRROR.shown(one) for one in spec.programs),
             pins=tuple(MIRROR.shown(one) for one in spec.pins),
+            packages=tuple(MIRROR.shown(one) for one in spec.packages),
         ),
         status=BoardSetStatusView(
             version=version,
@@ -106,12 +111,13 @@ def put_set(call: WriteCall) -> BoardSet:
         description=given.description,
         programs=tuple(MIRROR.stored(one) for one in given.programs),
         pins=tuple(MIRROR.stored(one) for one in given.pins),
+        packages=tuple(MIRROR.stored(one) for one in given.packages),
     )
     return call.draft.put(BOARD_SET, SCOPE, call.name, spec=rules.checked(call.name, spec))
 
 
 def delete_set(call: WriteCall) -> None:
-    """Delete a set: its boards end its programs and release its pins, at once."""
+    """Delete a set: its boards end its programs, release its pins and take its packages back, at once."""
     assert call.stored is not None
     if under_way := running(call.draft, SUBJECT, set_scope(call.stored.name)):
         raise FailedPrecondition(
@@ -123,12 +129,16 @@ def delete_set(call: WriteCall) -> None:
 def disturbs(before: AnyResource | None, after: AnyResource | None, _reading: Reading) -> Sequence[str]:
     """What happens on boards."""
     if after is None:
-        return ("its boards end its programs and release its pins",)
+        return ("its boards end its programs, release its pins and take its packages back",)
     if before is None:
         return ()
     old, new = _programs(before), _programs(after)
     ended = sorted(name for name, program in old.items() if new.get(name) != program)
-    return tuple(f"boards end program {name}{', and start it anew' if name in new else ''}" for name in ended)
+    had, have = ({one.name: one.version for one in stored.spec.packages} for stored in (before, after))
+    return (
+        *(f"boards end program {name}{', and start it anew' if name in new else ''}" for name in ended),
+        *(f"boards take package {name} back" for name in sorted(had.keys() - have.keys())),
+    )
 
 
 def _programs(stored: AnyResource) -> Mapping[str, msgspec.Struct]:
@@ -138,7 +148,7 @@ def _programs(stored: AnyResource) -> Mapping[str, msgspec.Struct]:
 BOARD_SETS = PublicResource(
     name="board-set",
     plural="board-sets",
-    summary="Programs that the boards of a selector run, and pins that they drive",
+    summary="Programs that the boards of a selector run, pins that they drive, packages that they have",
     kind=BOARD_SET,
     spec=BoardSetSpecView,
     status=BoardSetStatusView,

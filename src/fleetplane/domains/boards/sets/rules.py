@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from fleetplane.domains.boards.debian import PACKAGES_LIMIT, check_packages
 from fleetplane.domains.boards.rules import TEXT_LIMIT
 from fleetplane.domains.boards.sets.kinds import (
+    AppliedPackage,
     AppliedProgram,
     AppliedStatus,
     BoardSet,
@@ -59,6 +61,7 @@ def checked(name: str, spec: BoardSetSpec) -> BoardSetSpec:
     if len(spec.description) > TEXT_LIMIT:
         raise InvalidArgument(f"has more than {TEXT_LIMIT} characters", field="description")
     _check_programs(spec.programs)
+    check_packages([(one.name, one.version) for one in spec.packages])
     pins = [one.pin for one in spec.pins]
     for at, pin in enumerate(spec.pins):
         if pin.pin not in HEADER or pins.count(pin.pin) > 1:
@@ -136,8 +139,12 @@ def encoded(spec: BoardSetSpec | None) -> bytes:
     content = DesiredContent(
         programs=tuple(sorted(found.programs, key=lambda one: one.name)),
         pins=tuple(sorted(found.pins, key=lambda one: one.pin)),
+        packages=tuple(sorted(found.packages, key=lambda one: one.name)),
     )
-    return msgspec.json.encode(content, order="sorted")
+    fields = msgspec.to_builtins(content)
+    if not content.packages:
+        del fields["packages"]
+    return msgspec.json.encode(fields, order="sorted")
 
 
 def message(name: str, version: str, content: bytes) -> pb.DesiredState:
@@ -161,6 +168,7 @@ def message(name: str, version: str, content: bytes) -> pb.DesiredState:
             pb.DesiredPin(pin=one.pin, state=pb.GPIORequest.HIGH if one.level else pb.GPIORequest.LOW)
             for one in found.pins
         ],
+        packages=[pb.DesiredPackage(name=one.name, version=one.version) for one in found.packages],
     )
 
 
@@ -184,6 +192,10 @@ def reported(name: str, said: pb.AppliedState, before: AppliedStatus, *, now_ns:
                 restarts=min(one.restarts, 2**31),
             )
             for one in said.programs[:PROGRAMS_LIMIT]
+        ),
+        packages=tuple(
+            AppliedPackage(name=_shown(one.name)[:100], version=_shown(one.version)[:200])
+            for one in said.packages[:PACKAGES_LIMIT]
         ),
     )
 

@@ -15,6 +15,7 @@ from support.boards.boards_rig import until
 from fleetplane.domains.boards.agent.audit import AuditTrail
 from fleetplane.domains.boards.agent.config import ProgramsSection, RuleSection
 from fleetplane.domains.boards.agent.desired.keeper import DesiredKeeper
+from fleetplane.domains.boards.agent.desired.packages import PackagePolicy, Packages
 from fleetplane.domains.boards.agent.gpio.errors import HardwareSilent
 from fleetplane.domains.boards.agent.gpio.hardware_thread import HardwareThread
 from fleetplane.domains.boards.agent.gpio.simulated import SimulatedBoard, Wire
@@ -28,6 +29,7 @@ RULES = (
     RuleSection(program="/usr/bin/sleep", forms=(("[0-9]+",),)),
     RuleSection(program="/usr/bin/ls", forms=(("/.*",),)),
 )
+NO_PACKAGES = PackagePolicy()
 HIGH = pb.GPIORequest.HIGH
 
 
@@ -51,7 +53,10 @@ def wanted(version: str, *programs: tuple[str, str], pins: tuple[int, ...] = ())
 
 @contextlib.asynccontextmanager
 async def keeping(
-    folder: Path | IdentityFolder, copper: SimulatedBoard, rules: tuple[RuleSection, ...] = RULES
+    folder: Path | IdentityFolder,
+    copper: SimulatedBoard,
+    rules: tuple[RuleSection, ...] = RULES,
+    packages: PackagePolicy = NO_PACKAGES,
 ) -> AsyncIterator[DesiredKeeper]:
     identity = folder if isinstance(folder, IdentityFolder) else IdentityFolder(folder)
     clock, log = SystemClock(), structlog.get_logger()
@@ -62,6 +67,7 @@ async def keeping(
                 folder=identity,
                 pins=pins,
                 policy=ProgramsSection(rules=rules).policy(),
+                packages=Packages(packages, folder=identity, audit=audit, log=log),
                 pin_policy=PinPolicy(),
                 clock=clock,
                 audit=audit,

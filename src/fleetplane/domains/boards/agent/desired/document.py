@@ -1,4 +1,4 @@
-"""What this board is to run and to drive: as it is sent, kept on disk, and checked by the board's own rules.
+"""What this board is to run, to drive and to have installed: as it is sent, kept and checked.
 
 The server says what; whether it may be so is decided here. Every program must be one that `[programs]` of the
 board's configuration names, with arguments in one of the forms that stand there, and every pin one that may
@@ -42,6 +42,8 @@ class Desired(msgspec.Struct, frozen=True, kw_only=True):
     programs: tuple[KeptProgram, ...] = ()
     pins: Mapping[int, int] = {}
     """Levels of outputs by pin."""
+    packages: Mapping[str, str] = {}
+    """Versions by name; an empty one for any."""
 
 
 def of_message(message: pb.DesiredState) -> Desired:
@@ -61,6 +63,7 @@ def of_message(message: pb.DesiredState) -> Desired:
             for one in message.programs
         ),
         pins={one.pin: int(one.state == pb.GPIORequest.HIGH) for one in message.pins},
+        packages={one.name: one.version for one in message.packages},
     )
 
 

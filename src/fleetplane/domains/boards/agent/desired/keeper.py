@@ -1,15 +1,16 @@
 """Bringing this board to what its server wants of it, and keeping it there, with or without the server.
 
-What the server sends is checked whole, kept on disk, and then brought about: programs that are no longer
-wanted are ended, others started; pins are driven, others released. It is in place once every program has
-been up for some seconds and every pin is driven; a program that ends later is started again, and the server
+What the server sends is checked whole, kept on disk, and then brought about: packages are installed; programs
+that are no longer wanted are ended, others started; pins are driven, others released; packages that are no
+longer wanted go. It is in place once every package is installed, every program has been up for some seconds
+and every pin is driven; a program that ends later is started again, and the server
 is told. What is refused changes nothing: what was in place stays so.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 import structlog
@@ -18,6 +19,7 @@ from fleetplane.domains.boards.agent.audit import AuditTrail
 from fleetplane.domains.boards.agent.commands.rules import CommandPolicy
 from fleetplane.domains.boards.agent.desired import document
 from fleetplane.domains.boards.agent.desired.document import Desired, KeptJob
+from fleetplane.domains.boards.agent.desired.packages import Packages
 from fleetplane.domains.boards.agent.desired.supervision import SupervisedProgram
 from fleetplane.domains.boards.agent.gpio.chip import Direction
 from fleetplane.domains.boards.agent.gpio.errors import HardwareSilent
@@ -31,6 +33,8 @@ from fleetplane.kernel.errors import FleetplaneError
 
 PIN_RETRY_SECONDS: Final = 60.0
 """Between two tries to drive a pin that could not be: somebody else may have reserved it."""
+PACKAGE_RETRY_SECONDS: Final = 600.0
+"""Between two tries to install packages: the network may be back, or a lock free."""
 CALLER: Final = PinCaller(user="desired")
 
 
@@ -41,6 +45,7 @@ class DesiredKeeper:
         folder: IdentityFolder,
         pins: Pins,
         policy: CommandPolicy,
+        packages: Packages,
         pin_policy: PinPolicy,
         clock: Clock,
         audit: AuditTrail,
@@ -50,6 +55,7 @@ class DesiredKeeper:
         self._folder = folder
         self._pins = pins
         self._policy = policy
+        self._packages = packages
         self._pin_policy = pin_policy
         self._clock = clock
         self._audit = audit
@@ -63,8 +69,9 @@ class DesiredKeeper:
         """Whether all of `_desired` was begun."""
         self._refusal = ""
         self._pin_problem = ""
+        self._package_problem = ""
         self._failures = 0
-        """Refusals, and tries to drive pins; those of programs are counted with them."""
+        """Refusals, and tries to drive pins and to install packages; those of programs are added."""
         self._past_failures = 0
         """Of programs that are not wanted any more."""
         self._running: dict[str, tuple[SupervisedProgram, asyncio.Task[None]]] = {}
@@ -101,12 +108,14 @@ class DesiredKeeper:
             await asyncio.to_thread(self._folder.write, self._folder.desired, document.encoded(desired))
             self._log.info("programs.taken", set=desired.set, version=desired.version)
             self._desired, self._in_place, self._is_done = desired, ("", ""), False
+            self._pin_problem = self._package_problem = ""  # of what was wanted before
         self._refusal = ""
         self._wake.set()
 
     def _checked(self, desired: Desired) -> Mapping[str, KeptJob]:
         """What to run; raises what speaks against it. Blocking."""
         found = document.jobs(desired, self._policy)
+        self._packages.check(desired.packages)
         for pin in desired.pins:
             refusal = pin_rules.pin_refusal(self._pin_policy, Operation.CONFIGURE, pin)
             if refusal is not None:
@@ -127,7 +136,12 @@ class DesiredKeeper:
     def applied(self) -> pb.AppliedState:
         """What is reported."""
         programs = [one for one, _ in self._running.values()]
-        problems = (self._refusal, *(one.problem for one in programs), self._pin_problem)
+        problems = (
+            self._refusal,
+            self._package_problem,
+            *(one.problem for one in programs),
+            self._pin_problem,
+        )
         return pb.AppliedState(
             set=self._in_place[0],
             version=self._in_place[1],
@@ -141,6 +155,7 @@ class DesiredKeeper:
                 )
                 for one in programs
             ],
+            packages=self._packages.applied(),
         )
 
     # Bringing it about.
@@ -154,10 +169,15 @@ class DesiredKeeper:
                 self._wake.clear()
                 await self._bring_about(tasks)
                 try:
-                    async with asyncio.timeout(PIN_RETRY_SECONDS if self._pin_problem else None):
+                    async with asyncio.timeout(self._retry_seconds()):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
+
+    def _retry_seconds(self) -> float | None:
+        if self._pin_problem:
+            return PIN_RETRY_SECONDS
+        return PACKAGE_RETRY_SECONDS if self._package_problem else None
 
     def _load(self) -> None:
         raw = self._folder.read(self._folder.desired)
@@ -171,22 +191,49 @@ class DesiredKeeper:
         self._sent = self._desired.set, self._desired.version
 
     async def _bring_about(self, tasks: asyncio.TaskGroup) -> None:
-        desired = self._desired
+        desired, has_packages = self._desired, True
         try:
             wanted = await asyncio.to_thread(self._checked, desired)
         except FleetplaneError as error:  # of before a restart, with another configuration
             if desired is self._desired:  # else the server has sent another meanwhile, and this is woken
                 self._refused(error)
-            wanted, desired = {}, Desired()
+            wanted, desired, has_packages = {}, Desired(), False  # packages are left as they are
+        is_installed = not has_packages or await self._change_packages(self._packages.install, desired)
+        if is_installed or not self._running:  # else what runs goes on as it was
+            await self._change_programs(wanted, desired, tasks)
+        if is_installed and has_packages:
+            await self._change_packages(self._packages.clear, desired)
+        if desired is self._desired:
+            self._is_done = True
+        self._look()
+
+    async def _change_packages(
+        self, change: Callable[[Mapping[str, str]], Awaitable[None]], desired: Desired
+    ) -> bool:
+        """Whether packages are as they should be."""
+        try:
+            await change(desired.packages)
+        except FleetplaneError as error:
+            if desired is not self._desired:
+                return False  # the server has sent another meanwhile, and this is woken
+            self._package_problem = f"packages: {self._clean(error.message)}"
+            self._failures += 1
+            self._log.warning(
+                "packages.failed", set=desired.set, version=desired.version, error=error.message
+            )
+            return False
+        self._package_problem = ""
+        return True
+
+    async def _change_programs(
+        self, wanted: Mapping[str, KeptJob], desired: Desired, tasks: asyncio.TaskGroup
+    ) -> None:
         for name in [name for name, (one, _) in self._running.items() if wanted.get(name) != one.kept]:
             await self._end(name)
         for name, kept in wanted.items():
             if name not in self._running:
                 self._begin(name, kept, tasks)
         await self._drive(desired.pins)
-        if desired is self._desired:
-            self._is_done = True
-        self._look()
 
     def _begin(self, name: str, kept: KeptJob, tasks: asyncio.TaskGroup) -> None:
         made = SupervisedProgram(
@@ -236,7 +283,8 @@ class DesiredKeeper:
     def _look(self) -> None:
         """Whether it is in place by now; tells the server what is new."""
         is_up = all(one.up for one, _ in self._running.values())
-        if self._is_done and is_up and not self._pin_problem and not self._wake.is_set():
+        is_well = not self._pin_problem and not self._package_problem
+        if self._is_done and is_up and is_well and not self._wake.is_set():
             self._in_place = self._desired.set, self._desired.version
         told = self.applied().SerializeToString(deterministic=True)
         if told != self._told:
