@@ -25,6 +25,7 @@ pytestmark = needs_chromium
 
 AXE = Path(__file__).parents[2] / ".make" / "clients" / "node_modules" / "axe-core" / "axe.min.js"
 PASSWORD = "a-password-of-tests"
+TITLES = {"gpus": "GPUs", "dns-zones": "DNS zones"}
 PROVIDER = (
     "--set",
     "oidc.issuer=http://127.0.0.1:9",
@@ -115,7 +116,7 @@ async def every_kind_has_a_page(console: Console, boss: str) -> None:
     assert len(listed) >= 20
     assert {"boards", "edge-nodes", "gpus", "instances", "virtual-hosts"} <= set(listed)
     for plural in listed:
-        title = "GPUs" if plural == "gpus" else plural.capitalize().replace("-", " ")
+        title = TITLES.get(plural) or plural.capitalize().replace("-", " ")
         await console.open(f"#/{plural}", title)
         if plural == "audit-entries":  # which go on, and push those of before out of sight
             await page.until("document.querySelectorAll('.space .row').length >= 5")
@@ -199,6 +200,7 @@ async def every_fleet_has_a_page(console: Console, fleets: Fleets, boss: str) ->
     async with httpx.AsyncClient(
         base_url=console.base, headers=given, trust_env=False, timeout=SECONDS
     ) as http:
+        await console_walks.five_fleets_are_seen_at_a_glance(console)
         await console_walks.machines_are_one_list(console)
         await console_walks.gpus_are_a_grid(console)
         await console_walks.a_group_is_scaled_and_scaled_back(console, TENANT)

@@ -196,6 +196,8 @@ def test_pages_say_what_traffic_programs_and_history_come_to() -> None:
     assert found["sets"] == ["attic: no; cellar: ended", ""]
     assert found["organizations"] == ["o", "", ""]
     assert found["today"] == [["9", "account/ada", "hosts.put", 2]]
+    again = [["modified", "a", 2], ["added", "a", 1], ["modified", "b", 1], ["modified", "a", 1]]
+    assert found["folded"] == again
     assert found["groups"] == ["os=linux; tools: git; x=1; 1 named", "all"]
     assert found["server"] == [
         ["objects", "57"],

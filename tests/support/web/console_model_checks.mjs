@@ -99,6 +99,11 @@ results.tones = ["emerg", "error", "warn", "info", undefined].map(logs.levelTone
   results.today = overview.changedToday([["9", at(-1), "account/ada", "hosts.put", 2], ["8", at(-2), "board/1", "boards.report", 1], ["7", at(-2), "token/t", "people.console_login", 1], ["6", at(-13), "account/ada", "hosts.put", 1]], noon.getTime())
     .map((one) => [one.number, one.actor, one.action, one.count]);
 }
+{
+  const happened = (type, name) => ({type, plural: "rollouts", name, scope: "/", atMs: 0});
+  results.folded = overview.folded([happened("modified", "a"), happened("modified", "a"), happened("added", "a"), happened("modified", "b"), happened("modified", "a")])
+    .map((one) => [one.type, one.name, one.times]);
+}
 results.groups = [{selector: {os: "linux", arch: "", tools: ["git"], labels: [], where: "x=1"}, pinnedMembers: ["a"]}, {}].map(edge.groupWords);
 {
   const told = servers.serverFigures('# HELP x\nfleetplane_store_resources 57.0\nfleetplane_store_queued 3.0\nfleetplane_sessions_open{domain="edge"} 2.0\nfleetplane_sessions_refused_total{domain="edge"} 1.0\nfleetplane_reconcile_queued{controller="instances/groups"} 4.0\nfleetplane_reconcile_leases_lost_total{controller="instances/groups"} 1.0\nother 1\n');

@@ -63,6 +63,17 @@ async def machines_are_one_list(console: Console) -> None:
     await page.until("document.querySelector('select[name=kind]')?.value === 'edge'")
 
 
+async def five_fleets_are_seen_at_a_glance(console: Console) -> None:
+    await console.open("#/", "Overview")
+    rows = "[...document.querySelectorAll('.counts li')]"
+    shown = f"{rows}.map((one) => one.children[0].textContent).join()"
+    await console.page.until(f"{shown} === 'Instances,Proxies,Boards,Edge daemons,GPUs'")
+    counted = f"{rows}.map((one) => one.children[1].textContent)"
+    await console.page.until(f"{counted}.slice(1).join() === '2,1,{len(DAEMONS)},{GPUS}'")
+    await console.click(".counts li:nth-child(4) a")
+    await console.page.until("document.querySelector('main h1')?.textContent === 'Edge'")
+
+
 async def gpus_are_a_grid(console: Console) -> None:
     page = console.page
     await console.open("#/fleet/gpus", "GPUs")

@@ -298,8 +298,11 @@ export const sentence = (kind, items) => {
 /** @param {string} word */
 const spaced = (word) => word.replaceAll("-", " ");
 
+/** @type {Record<string, string>} */
+const TITLES = { gpu: "GPU", gpus: "GPUs", "dns-zone": "DNS zone", "dns-zones": "DNS zones" };
+
 /** @param {string} plural */
-export const titleOf = (plural) => plural === "gpus" ? "GPUs" : spaced(plural[0].toUpperCase() + plural.slice(1));
+export const titleOf = (plural) => TITLES[plural] ?? spaced(plural[0].toUpperCase() + plural.slice(1));
 
 // Addresses: every filter and detail can be shared.
 

@@ -2,8 +2,20 @@
 
 import { explainInto } from "./detail.mjs";
 import { ago, h, mark, put } from "./dom.mjs";
-import { fill } from "./parts.mjs";
+import { fill, pageHash } from "./parts.mjs";
 import { hashOf, hashOfItem, itemsOf, since, titleOf, trouble } from "./model.mjs";
+
+/**
+ * Each fleet with its page, the kinds whose trouble is its own, and which of them are counted.
+ * @type {{page: string, title: string, counted: string, kinds: string[]}[]}
+ */
+const FLEETS = [
+  { page: "groups", title: "Instances", counted: "instances", kinds: ["instances", "groups"] },
+  { page: "proxies", title: "Proxies", counted: "proxy-agents", kinds: ["proxy-agents", "virtual-hosts", "certificates"] },
+  { page: "boards", title: "Boards", counted: "boards", kinds: ["boards", "pins", "board-sets"] },
+  { page: "edge", title: "Edge daemons", counted: "edge-nodes", kinds: ["edge-nodes"] },
+  { page: "gpus", title: "GPUs", counted: "gpus", kinds: ["gpus", "providers"] },
+];
 
 const ATTENTION = 50; // More than a person takes in; the lists have the others.
 const RECENT = 30;
@@ -15,6 +27,7 @@ const COUNT_MS = 500; // Everything is counted at most as often.
  * @typedef {import("./main.mjs").Page} Page
  * @typedef {import("./model.mjs").Kind} Kind
  * @typedef {import("./model.mjs").Item} Item
+ * @typedef {import("./model.mjs").Recent} Recent
  */
 
 /**
@@ -29,12 +42,29 @@ export const changedToday = (rows, nowMs) => {
 };
 
 /**
+ * What happened, newest first, where the same that happened again to the same thing is one line.
+ * @param {Recent[]} events
+ * @returns {(Recent & {times: number})[]}
+ */
+export const folded = (events) => {
+  /** @type {(Recent & {times: number})[]} */
+  const found = [];
+  for (const one of events) {
+    const last = found.at(-1);
+    if (last && last.type === one.type && last.plural === one.plural && last.scope === one.scope && last.name === one.name) last.times += 1;
+    else found.push({ ...one, times: 1 });
+  }
+  return found;
+};
+
+/**
  * @param {App} app
  * @returns {Page}
  */
 export const overviewPage = (app) => {
   const say = h("p", { class: "sentence" });
-  const counts = h("ul", { class: "counts" });
+  const fleets = h("ul", { class: "counts" });
+  const calm = h("p", { class: "empty" }, "Nothing does.");
   const attention = h("ul", { class: "attention" });
   const recent = h("ol", { class: "recent" });
   const none = h("p", { class: "empty" }, "Nothing since this page was opened.");
@@ -42,7 +72,7 @@ export const overviewPage = (app) => {
   const todaySay = h("p", { class: "empty" });
   const pages = h("p", { class: "pages" });
   const node = h("section", { class: "overview" }, h("h1", null, "Overview"), say,
-    h("h2", null, "Fleets"), counts, h("h2", null, "Needs attention"), attention, h("h2", null, "What happens"), none, recent, h("h2", null, "What people changed today"), todaySay, today, pages);
+    h("h2", null, "Fleets"), fleets, h("h2", null, "Needs attention"), calm, attention, h("h2", null, "What happens"), none, recent, h("h2", null, "What people changed today"), todaySay, today, pages);
   let countedMs = 0;
   app.otherPages().then((found) => {
     pages.replaceChildren(...found.flatMap((path, number) => [number ? ", " : "Other pages: ", h("a", { href: path }, path)]));
@@ -75,30 +105,33 @@ export const overviewPage = (app) => {
     put(say, !app.world.synced ? "Loading." : bad.length
       ? `${bad.length} of ${total} things need${bad.length === 1 ? "s" : ""} attention: ${titleOf(bad[0].kind.name)} ${bad[0].item.name}, ${bad[0].why}${bad.length > 1 ? "; …" : "."}`
       : `Nothing needs attention; ${total} things are looked after.`);
-    fill(counts, app.kinds, (kind) => kind.plural, countRow, (row, kind) => {
-      const found = bad.filter((one) => one.kind === kind).length;
-      put(row.children[0], titleOf(kind.plural));
-      put(row.children[1], String(itemsOf(app.world, kind.plural).size));
-      put(row.children[2], found ? `${found} need${found === 1 ? "s" : ""} attention` : "");
+    const seen = FLEETS.filter((fleet) => app.kinds.some((kind) => kind.plural === fleet.counted));
+    fill(fleets, seen, (fleet) => fleet.page, fleetRow, (row, fleet) => {
+      const found = bad.filter((one) => fleet.kinds.includes(one.kind.plural)).length;
+      const size = [...itemsOf(app.world, fleet.counted).values()].filter((item) => item.value?.status?.state !== "deleted").length;
+      put(row.children[1], String(size));
+      put(row.children[2], found ? `${found} need${found === 1 ? "s" : ""} attention` : size ? "all well" : "none yet");
+      mark(row.children[2], "class", found ? "bad" : "quiet");
     });
     fill(attention, bad.slice(0, ATTENTION), ({ item }) => item.uid, attentionRow, (row, { item, why }) => {
       put(row.children[1], why);
       mark(row.children[0], "href", hashOfItem(item));
     });
     mark(attention, "hidden", bad.length ? null : "");
+    calm.hidden = bad.length > 0 || !app.world.synced;
     showToday(nowMs);
-    const events = app.world.recent.slice(0, RECENT);
+    const events = folded(app.world.recent).slice(0, RECENT);
     none.hidden = events.length > 0;
-    fill(recent, events, (one) => `${one.atMs} ${one.type} ${one.plural} ${one.scope} ${one.name}`, (one) => h("li", null, ago(new Date(one.atMs).toISOString(), " ago"),
-      ` ${one.plural} `, h("a", { href: hashOf(one.plural, one.name, { scope: one.scope === "/" ? "" : one.scope }) }, one.name), ` ${one.type}`), () => {});
+    fill(recent, events, (one) => `${one.atMs} ${one.type} ${one.plural} ${one.scope} ${one.name} ${one.times}`, (one) => h("li", null, ago(new Date(one.atMs).toISOString(), " ago"),
+      ` ${one.plural} `, h("a", { href: hashOf(one.plural, one.name, { scope: one.scope === "/" ? "" : one.scope }) }, one.name), ` ${one.type}${one.times > 1 ? ` ${one.times} times` : ""}`), () => {});
   };
 
   return { node, title: "Overview", update, close: () => {}, key: () => false };
 };
 
-/** @param {Kind} kind */
-const countRow = (kind) =>
-  h("li", null, h("a", { href: hashOf(kind.plural) }), h("strong"), h("span", { class: "bad" }));
+/** @param {{page: string, title: string}} fleet */
+const fleetRow = (fleet) =>
+  h("li", null, h("a", { href: pageHash(fleet.page) }, fleet.title), h("strong"), h("span", { class: "quiet" }));
 
 /** @param {{kind: Kind, item: Item}} found */
 const attentionRow = ({ kind, item }) => {
