@@ -20,6 +20,7 @@ FIGURES = (
     "fan_out",
     "durable_writes",
     "group_commit",
+    "bells",
     "registrations",
     "memory",
     "cold_start",

@@ -104,7 +104,7 @@ class Cluster:
         self.bus: subprocess.Popen[bytes]
         self._ended: dict[int, float] = {}
         key = base64.b64encode(secrets.token_bytes(32)).decode()
-        self._environment = {
+        self.environment = {
             **os.environ,
             "FLEETPLANE_STORE__URL": f"postgresql://{DATABASE_USER}@127.0.0.1:{ports.database}/fleetplane",
             "FLEETPLANE_BUS__URL": f"nats://127.0.0.1:{ports.bus}",
@@ -114,17 +114,18 @@ class Cluster:
         self.config = folder / "fleetplane.toml"
         self.config.touch(mode=0o600)
         self.config.write_text(
-            f'data_dir = "{folder}/server-1"\n[store]\nurl = "{self._environment["FLEETPLANE_STORE__URL"]}"\n'
+            f'data_dir = "{folder}/server-1"\n[store]\nurl = "{self.environment["FLEETPLANE_STORE__URL"]}"\n'
         )
 
     def start(self) -> None:
-        self._start_database()
-        self.bus = self._start_bus()
+        self.start_database()
+        self.bus = self.start_bus()
         for number in range(SERVERS):
             self.servers.append(self._start_server(number))
         self._start_balancer()
 
-    def _start_database(self) -> None:
+    def start_database(self) -> None:
+        """Make a PostgreSQL, and a database for the servers."""
         binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parts[4]))
         if not binaries:
             raise SystemExit("PostgreSQL is not installed: apt-get install postgresql")
@@ -150,7 +151,8 @@ class Cluster:
         make = ["createdb", "-h127.0.0.1", f"-p{self.ports.database}", f"-U{DATABASE_USER}", "fleetplane"]
         subprocess.run([str(binaries[-1] / make[0]), *make[1:]], check=True)
 
-    def _start_bus(self) -> subprocess.Popen[bytes]:
+    def start_bus(self) -> subprocess.Popen[bytes]:
+        """NATS, which lets in whoever shows the token of the settings."""
         program = shutil.which("nats-server") or "/usr/sbin/nats-server"
         if not Path(program).exists():
             raise SystemExit("NATS is not installed: apt-get install nats-server")
@@ -158,7 +160,7 @@ class Cluster:
         config.touch(mode=0o600)
         config.write_text(
             f"listen: 127.0.0.1:{self.ports.bus}\n"
-            f'authorization {{ token: "{self._environment["FLEETPLANE_BUS__TOKEN"]}" }}\n'
+            f'authorization {{ token: "{self.environment["FLEETPLANE_BUS__TOKEN"]}" }}\n'
         )
         with (self.folder / "nats.log").open("ab") as told:
             return self._kept([program, "-c", config], signal.SIGTERM, told, {})
@@ -174,7 +176,7 @@ class Cluster:
         }
         wanted = [word for key, value in listeners.items() for word in ("--set", f"listeners.{key}={value}")]
         command = [BIN / "fleetplane", "server", "--data-dir", data, "--only", "gpus", *wanted]
-        environment = {**self._environment, "FLEETPLANE_STORE__SERVER": name}
+        environment = {**self.environment, "FLEETPLANE_STORE__SERVER": name}
         with (self.folder / f"{name}.log").open("ab") as told:
             return self._kept(command, signal.SIGTERM, told, {"env": environment})
 
@@ -232,7 +234,7 @@ class Cluster:
         if self.bus.poll() is not None:
             ended = self._ended.setdefault(self.bus.pid, time.monotonic())
             if time.monotonic() - ended > BUS_RESTART_SECONDS:
-                self.bus = self._start_bus()
+                self.bus = self.start_bus()
                 say(f"NATS ended, and is started again: pid {self.bus.pid}")
 
     def seen(self) -> list[dict[str, Any]]:

@@ -252,6 +252,9 @@ case ${1:-} in
         ;;
     faults) newer_authority ;;
     run) need_quiet nginx nginx ;;  # `make run` shows two of them
-    bench) need h2load nghttp2-client; need taskset util-linux ;;
+    bench)
+        need h2load nghttp2-client; need taskset util-linux
+        need_quiet pg_ctlcluster postgresql; need_quiet nats-server nats-server
+        ;;
     *) say "usage: setup.sh python VENV | product VENV | image VENV | audit VENV | console | run | cluster | test | faults | bench"; exit 2 ;;
 esac

@@ -5,7 +5,7 @@
 {{- $namespace := .Release.Namespace -}}
 {{- $domain := .Values.clusterDomain -}}
 global
-  maxconn 20000
+  fd-hard-limit 100000
 defaults
   mode tcp
   timeout connect 2s
