@@ -12,6 +12,7 @@ import pytest
 from support.shared.cli_runner import execute
 from support.shared.postgres_server import PostgresServer
 from support.shared.storekit import KINDS, SCOPE, THING, flat, put, taken
+from support.shared.telemetry_place import measure, measured
 
 from fleetplane import __version__
 from fleetplane import settings as configuration
@@ -79,8 +80,12 @@ def test_everything_moves_and_goes_on_where_it_was(tmp_path: Path, postgres: Pos
     with pytest.raises(NotFound, match="no database"):
         migrate(place(data, url))
     lineage = asyncio.run(fill(place(data)))
+    asyncio.run(measure(data / "telemetry.db"))
     where = place(data, url)
     done = migrate(where)
+    assert done.measured == 2
+    assert {one.name for one in data.glob("telemetry.db*")} == {"telemetry.db.migrated"}
+    assert asyncio.run(measured(data / "other.db", url)) == {"one": 2.0}
     assert (done.lineage, done.aside) == (lineage, data / f"{DATABASE}.migrated")
     assert done.aside.is_file()
     assert not where.database.exists()

@@ -12,6 +12,7 @@ import pytest
 from support.shared.cli_runner import Invoke, Outcome
 from support.shared.postgres_server import PostgresServer
 from support.shared.storekit import KINDS, SCOPE, THING, put
+from support.shared.telemetry_place import measure, measured
 
 from fleetplane import backups
 from fleetplane import settings as configuration
@@ -95,7 +96,8 @@ def test_a_backup_of_one_engine_is_restored_into_either_as_a_new_lineage(
     with pytest.raises(NotFound, match="no store in"):
         backups.make(first, packed, backups.Contents())
     lineage, revision = asyncio.run(fill(first))
-    made = invoke("backup", str(packed), "--config", str(config_of(first.path)))
+    asyncio.run(measure(first.path / "telemetry.db", first.url))
+    made = invoke("backup", str(packed), "--with-telemetry", "--config", str(config_of(first.path)))
     assert (made.code, made.err) == (0, "")
     assert f"revision {revision}" in made.out
     _, last = asyncio.run(write(first, "lost"))
@@ -109,6 +111,7 @@ def test_a_backup_of_one_engine_is_restored_into_either_as_a_new_lineage(
         assert new != lineage
         assert (now > last, names) == (True, ["kept"])
         assert verified(invoke, back).startswith("0 intact: 4 entries")
+        assert asyncio.run(measured(back.path / "telemetry.db", url)) == {"one": 2.0}
 
     # And a backup of a file into PostgreSQL.
     again = tmp_path / "again.tar"

@@ -41,6 +41,9 @@ from fleetplane.kernel.store.engines.postgres_upgrade import check_alone
 from fleetplane.kernel.store.engines.standing import Standing, standing
 from fleetplane.kernel.store.lineage import MarkFile, Recorded
 from fleetplane.kernel.store.schema import SCHEMA_REVISION
+from fleetplane.kernel.telemetry.postgres import copying as telemetry_copying
+from fleetplane.kernel.telemetry.values import DAY_SECONDS
+from fleetplane.kernel.values.times import NS
 from fleetplane.offline import DATABASE, DataDirectory, bring_up_to_date, opened, reading
 
 MANIFEST = "manifest.json"
@@ -117,6 +120,21 @@ def _copy_store(place: DataDirectory, target: Path) -> None:
         copy_database(place.database, target)
 
 
+def _copy_telemetry(place: DataDirectory, target: Path) -> bool:
+    if place.url:
+        return asyncio.run(telemetry_copying.export(place.url, target))
+    if not (place.path / TELEMETRY).is_file():
+        return False
+    copy_database(place.path / TELEMETRY, target)
+    return True
+
+
+def oldest_measured_ns(place: DataDirectory) -> int:
+    """Measurements and log lines of before are not kept, and not copied."""
+    wanted = place.settings.telemetry
+    return place.clock.now_ns() - round(max(wanted.points_days, wanted.lines_days) * DAY_SECONDS * NS)
+
+
 def copy_database(source: Path, target: Path) -> None:
     """As of one moment, whatever is written meanwhile."""
     with (
@@ -136,8 +154,7 @@ def _beside(place: DataDirectory, folder: Path, contents: Contents) -> dict[str,
                 relative = path.relative_to(directory)
                 if path.is_file() and not path.is_symlink() and not path.name.endswith(".new"):
                     files[f"{name}/{relative.as_posix()}"] = path
-    if contents.telemetry and (place.path / TELEMETRY).is_file():
-        copy_database(place.path / TELEMETRY, folder / TELEMETRY)
+    if contents.telemetry and _copy_telemetry(place, folder / TELEMETRY):
         files[TELEMETRY] = folder / TELEMETRY
     if contents.key:
         if not place.keys.file.is_file():
@@ -224,6 +241,8 @@ class Restored:
     verdict: Verdict
     aside: Path | None
     """Where what was there before is now."""
+    note: str = ""
+    """Why measurements were not restored, if they were not."""
 
 
 def restore(packed: Path, place: DataDirectory, *, replace: bool, actor: str) -> Restored:
@@ -231,6 +250,7 @@ def restore(packed: Path, place: DataDirectory, *, replace: bool, actor: str) ->
     if not packed.is_file():
         raise NotFound(f"there is no backup at {packed}")
     place.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    note = ""
     with place.stopped():
         present = [path for path in _in_the_way(place) if path.exists()]
         if present and not replace:
@@ -255,7 +275,20 @@ def restore(packed: Path, place: DataDirectory, *, replace: bool, actor: str) ->
                 moves.move(unpacked / DATABASE, place.database)
             else:
                 aside = _replace_shared(moves, place, fresh, shared, present, with_key=with_key)
-    return Restored(manifest=manifest, verdict=verdict, aside=aside)
+                note = _put_telemetry(place, unpacked / TELEMETRY)
+    return Restored(manifest=manifest, verdict=verdict, aside=aside, note=note)
+
+
+def _put_telemetry(place: DataDirectory, file: Path) -> str:
+    """Measurements of a backup in the place of those in PostgreSQL; why not, if it does not work."""
+    if not file.is_file():
+        return ""
+    moving = telemetry_copying.move_in(file, place.url, oldest_ns=oldest_measured_ns(place), replace=True)
+    try:
+        asyncio.run(moving)
+    except FleetplaneError as error:  # the rest is in its place, and does not need them
+        return f"measurements and log lines are not restored: {error.message}"
+    return ""
 
 
 def _shared(place: DataDirectory, *, replace: bool) -> postgres_copy.Found:
@@ -449,7 +482,7 @@ def _move_in(moves: Moves, unpacked: Path, place: DataDirectory, *, with_key: bo
     if (unpacked / OBJECTS).exists() and place.objects is not None:
         place.objects.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         moves.move(unpacked / OBJECTS, place.objects)
-    for name in (AUDIT, TELEMETRY):
+    for name in (AUDIT,) if place.url else (AUDIT, TELEMETRY):
         if (unpacked / name).exists():
             moves.move(unpacked / name, place.path / name)
     mark = DATABASE + ".mark"

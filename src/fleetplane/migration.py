@@ -13,10 +13,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetplane.backups import AUDIT, check, means_of
+from fleetplane.backups import AUDIT, TELEMETRY, check, means_of, oldest_measured_ns
 from fleetplane.kernel.errors import AlreadyExists, IntegrityError, NotFound, SettingsError
 from fleetplane.kernel.store.engines.postgres_copy import put
 from fleetplane.kernel.store.engines.standing import standing
+from fleetplane.kernel.telemetry.postgres.copying import move_in
 from fleetplane.offline import DataDirectory, bring_up_to_date, reading
 
 SET_ASIDE = ".migrated"
@@ -27,12 +28,17 @@ class Migrated:
     lineage: str
     revision: int
     rows: int
+    measured: int
+    """Points and lines of telemetry."""
     aside: Path
     """Where the file is now."""
 
 
-def migrate(place: DataDirectory) -> Migrated:
-    """Copy the data directory's database to the address in the settings, and set the file aside."""
+def migrate(place: DataDirectory, *, with_telemetry: bool = True) -> Migrated:
+    """Copy the data directory's database to the address in the settings, and set the file aside.
+
+    Interrupted, it can be done again: what was copied is compared, or passed over.
+    """
     url = place.settings.store.url
     if not url:
         raise SettingsError("store.url: is required; it says where the data goes", field="store.url")
@@ -52,5 +58,19 @@ def migrate(place: DataDirectory) -> Migrated:
             if stand is None:
                 raise IntegrityError(f"{place.database} has no revision")
             rows = asyncio.run(put(source, url))
-        place.database.rename(aside)
-    return Migrated(lineage=stand.lineage, revision=stand.revision, rows=rows, aside=aside)
+        measured = _move_telemetry(place) if with_telemetry else 0
+        place.database.rename(aside)  # last: until then all of it can be done again
+    return Migrated(lineage=stand.lineage, revision=stand.revision, rows=rows, measured=measured, aside=aside)
+
+
+def _move_telemetry(place: DataDirectory) -> int:
+    """Measurements and log lines, in batches; the file is set aside, too."""
+    file = place.path / TELEMETRY
+    if not file.is_file():
+        return 0
+    aside = file.with_name(TELEMETRY + SET_ASIDE)
+    if aside.exists():
+        raise AlreadyExists(f"{aside} exists already", hint="move it elsewhere")
+    measured = asyncio.run(move_in(file, place.url, oldest_ns=oldest_measured_ns(place)))
+    file.rename(aside)
+    return measured

@@ -55,6 +55,8 @@ def restore(source: Path, data_dir: Path | None, config: Path | None, replace: b
         done = backups.restore(source, place, replace=replace, actor=owner())
     for note in done.verdict.notes:
         click.echo(f"note: {note}", err=True)
+    if done.note:
+        click.echo(f"note: {done.note}", err=True)
     if done.aside is not None:
         click.echo(f"what was there before is in {done.aside}", err=True)
     click.echo(f"{place.path}: restored revision {done.manifest.revision}, as the beginning of a new lineage")

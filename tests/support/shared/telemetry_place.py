@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.telemetry import Line, LineQuery, Point, Telemetry, TelemetryLimits
 from fleetplane.sim.clock import VirtualClock
 
@@ -54,3 +54,17 @@ def asked(**about: Any) -> LineQuery:
 async def bodies(telemetry: Telemetry, **about: Any) -> list[int]:
     await telemetry.flush()
     return [int(found.body) for found in (await telemetry.lines(asked(**about))).lines]
+
+
+async def measure(path: Path, url: str = "") -> None:
+    """What a server leaves that has measured something twice, now."""
+    now_ns = SystemClock().now_ns()
+    async with Telemetry.open(path, SystemClock(), url=url) as telemetry:
+        later = (now_ns - NOW) / SECOND
+        telemetry.offer(points=[point(1, at=later - 2), point(2, at=later - 1)])
+
+
+async def measured(path: Path, url: str = "") -> dict[str, float]:
+    async with Telemetry.open(path, SystemClock(), url=url, only_reads=bool(url)) as telemetry:
+        found = await telemetry.latest("org/a", "load", from_ns=0, to_ns=SystemClock().now_ns())
+        return {source: samples[0].value for source, samples in found.items()}

@@ -35,7 +35,7 @@ ATTEMPTS: Final = 3
 """Of one batch: as it is, with rows that are there already, with days that another server just dropped."""
 
 _SENDER: Final = attrgetter("scope", "stream", "source")
-_POINT_COLUMNS: Final = ("series", "at_ns", "value", "base")
+POINT_COLUMNS: Final = ("series", "at_ns", "value", "base")
 _INSERT_POINTS: Final = (
     f"INSERT INTO {POINTS} SELECT * FROM unnest($1::int8[], $2::int8[], $3::float8[], $4::float8[])"
     " ON CONFLICT DO NOTHING"
@@ -48,7 +48,7 @@ _FIND_CHANNELS: Final = (
     "SELECT c.id, c.scope, c.stream FROM telemetry_channels c"
     " JOIN unnest($1::text[], $2::text[]) AS w(scope, stream) ON c.scope = w.scope AND c.stream = w.stream"
 )
-_MAKE_CHANNELS: Final = (
+MAKE_CHANNELS: Final = (
     "WITH made AS (INSERT INTO telemetry_channels (scope, stream)"
     " SELECT * FROM unnest($1::text[], $2::text[]) ON CONFLICT DO NOTHING RETURNING id)"
     " INSERT INTO telemetry_folded SELECT made.id, w.width, 0, 0 FROM made, unnest($3::int4[]) AS w(width)"
@@ -161,11 +161,11 @@ class BatchWriter:
     async def _transact(self, connection: Any, batch: _Batch, *, careful: bool) -> int:
         async with transaction(connection):
             if careful:
-                rows = await _insert_points(connection, batch.points)
-                again = await _insert_lines(connection, [row for row, _ in batch.lines])
+                rows = await insert_points(connection, batch.points)
+                again = await insert_lines(connection, [row for row, _ in batch.lines])
             else:
-                await _copy(connection, POINTS, _POINT_COLUMNS, batch.packed_points)
-                await _copy(connection, LINES, LineRow._fields, batch.packed_lines)
+                await copy(connection, POINTS, POINT_COLUMNS, batch.packed_points)
+                await copy(connection, LINES, LineRow._fields, batch.packed_lines)
                 rows, again = len(batch.points), set()
             await self._sum_up(connection, batch, again)
         return rows + len(batch.lines) - len(again)
@@ -203,7 +203,7 @@ class BatchWriter:
         missing = sorted({one for one in wanted if one not in self._channels})
         if missing:
             columns = [one[0] for one in missing], [one[1] for one in missing]
-            await connection.execute(_MAKE_CHANNELS, *columns, list(WIDTHS[:-1]))
+            await connection.execute(MAKE_CHANNELS, *columns, list(WIDTHS[:-1]))
             for number, scope, stream in await connection.fetch(_FIND_CHANNELS, *columns):
                 self._channels[scope, stream] = number
         return self._channels
@@ -262,7 +262,8 @@ def _made_ready(
     }
 
 
-async def _copy(connection: Any, table: str, columns: Sequence[str], packed: Sequence[bytes]) -> None:
+async def copy(connection: Any, table: str, columns: Sequence[str], packed: Sequence[bytes]) -> None:
+    """Write what `encoding` packed; none of it if a row is there already."""
     if not packed:
         return
 
@@ -273,14 +274,15 @@ async def _copy(connection: Any, table: str, columns: Sequence[str], packed: Seq
     await connection.copy_to_table(table, source=chunks(), columns=columns, format="binary")
 
 
-async def _insert_points(connection: Any, rows: Sequence[PointRow]) -> int:
+async def insert_points(connection: Any, rows: Sequence[PointRow]) -> int:
+    """Write those that are not there; how many that were."""
     if not rows:
         return 0
     status = await connection.execute(_INSERT_POINTS, *[list(column) for column in zip(*rows, strict=True)])
     return int(status.rsplit(" ", 1)[-1])
 
 
-async def _insert_lines(connection: Any, rows: Sequence[LineRow]) -> set[tuple[int, int, int]]:
+async def insert_lines(connection: Any, rows: Sequence[LineRow]) -> set[tuple[int, int, int]]:
     """The places of those that were there before."""
     if not rows:
         return set()

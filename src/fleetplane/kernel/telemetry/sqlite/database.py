@@ -67,7 +67,7 @@ CREATE TABLE IF NOT EXISTS folded (
     PRIMARY KEY (channel, width)
 ) WITHOUT ROWID;
 """
-_COUNT_SHARES = """
+COUNT_SHARES = """
 INSERT INTO shares SELECT scope, 0, source, count(*), 0 FROM points JOIN series ON series.id = points.series
     GROUP BY scope, source;
 INSERT INTO shares SELECT scope, channel, source, count(*), sum(length(body)) FROM lines
@@ -108,8 +108,7 @@ def prepare(path: Path) -> None:
                 return
             if version == 1:
                 connection.executescript(
-                    f"BEGIN IMMEDIATE; {_SHARES} {_COUNT_SHARES} {_SUMMARIES}"
-                    " PRAGMA user_version = 2; COMMIT;"
+                    f"BEGIN IMMEDIATE; {_SHARES} {COUNT_SHARES} {_SUMMARIES} PRAGMA user_version = 2; COMMIT;"
                 )
                 return
             if version or connection.execute("SELECT 1 FROM sqlite_master").fetchone():
