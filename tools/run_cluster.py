@@ -110,6 +110,7 @@ class Cluster:
             "FLEETPLANE_BUS__URL": f"nats://127.0.0.1:{ports.bus}",
             "FLEETPLANE_BUS__TOKEN": secrets.token_urlsafe(),
             "FLEETPLANE_IDENTITY__MASTER_KEY": key,
+            "FLEETPLANE_INSTANCES__DIRECTORY": f"{folder}/objects",
         }
         self.config = folder / "fleetplane.toml"
         self.config.touch(mode=0o600)

@@ -16,7 +16,10 @@ from fleetplane.domains import discovery
 from fleetplane.domains.blueprint import Blueprint, Build, Domain, Kernel, ServerContext
 from fleetplane.domains.declaration import Declaration, load
 from fleetplane.kernel.access import Role
-from fleetplane.settings import Settings
+from fleetplane.kernel.errors import SettingsError
+from fleetplane.kernel.objects import Objects
+from fleetplane.sections.objects import ObjectStorageSettings
+from fleetplane.settings import Settings, domain_names
 
 if TYPE_CHECKING:
     from fleetplane.domains.fleetwide.audit_routes import Verification
@@ -67,6 +70,7 @@ async def build(
         releases=await release_options(
             kernel,
             settings.state_directory,
+            shared=shared_objects(settings),
             check_in_seconds=settings.releases.check_in_seconds,
             hello_seconds=settings.releases.hello_seconds,
         ),
@@ -88,6 +92,32 @@ async def _build(
 ) -> Domain:
     build: Build = load(declaration.build)
     return await build(settings.section(declaration.name), context, kernel)
+
+
+def shared_objects(settings: Settings) -> Objects | None:
+    """Storage for what other servers of the same store need as well; None where there is none.
+
+    Raises if something that runs here needs it: after a takeover the next server would have nothing of it.
+    """
+    if not settings.store.url:
+        return None
+    tables = {name: settings.section(name) for name in domain_names()}
+    for name, table in tables.items():
+        if not isinstance(table, ObjectStorageSettings):
+            continue
+        if table.is_shared:
+            return table.open(settings.state_directory)
+        users = [f"the domain {name}"] if name in settings.domains else []
+        if any(one.startswith("objects:") for one in settings.audit.anchors):
+            users.append("audit.anchors")
+        if users:
+            raise SettingsError(
+                f"{name}.storage: objects of {' and '.join(users)} would lie in the data directory of this"
+                " server alone, and store.url is shared with others",
+                field=f"{name}.storage",
+                hint=f'set {name}.storage = "s3", or {name}.directory to a folder that all servers share',
+            )
+    return None
 
 
 def _neighbours(settings: Settings, kernel: Kernel, *, stands_by: bool) -> Neighbours:

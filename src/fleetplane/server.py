@@ -80,6 +80,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
     data_dir = Path(settings.data_dir)
     ensure_private(data_dir, setting="data_dir")
     blueprints = assembly.blueprints(settings)
+    assembly.shared_objects(settings)  # or an error, before anything is opened
     kinds = [*KERNEL_KINDS, *(kind for blueprint in blueprints for kind in blueprint.kinds)]
     calls = CallStatistics()
     registry = CollectorRegistry()

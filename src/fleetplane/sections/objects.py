@@ -19,6 +19,11 @@ class ObjectStorageSettings(Section, frozen=True):
     access_key_id: str = ""
     secret_access_key: Secret = ""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other servers reach the same objects: in S3, or in a folder that was chosen for them."""
+        return self.storage != "file" or bool(self.directory)
+
     def folder(self, data_dir: Path) -> Path | None:
         """Where objects lie, if they lie in files."""
         return Path(self.directory or data_dir / "objects") if self.storage == "file" else None

@@ -22,6 +22,7 @@ from fleetplane.fleet.releases.subject import AgentVersions
 from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.objects import Objects
 from fleetplane.rpc import Authentication, service_rows
 
 SWEEP_SECONDS = 3600.0
@@ -39,6 +40,8 @@ class ReleaseOptions:
     directory: Path
     key: ReleaseKey
     policy: CheckInPolicy
+    shared: Objects | None = None
+    """Where other servers find the files, too."""
 
 
 class ReleaseSide:
@@ -55,7 +58,9 @@ class ReleaseSide:
         self._clock: Clock = kernel.clock
         audiences = [(one.name, one.releases, domain) for one, domain in running if one.releases is not None]
         registers = {name: audience.register(domain, kernel.store) for name, audience, domain in audiences}
-        self.releases = Releases(kernel.store, kernel.clock, Shelf(options.directory), options.key)
+        self.releases = Releases(
+            kernel.store, kernel.clock, Shelf(options.directory, options.shared), options.key
+        )
         self.check_ins = CheckIns(kernel.store, kernel.clock, self.releases, registers, options.policy)
         self.subject = AgentVersions(kernel.store, self.check_ins)
         rows = service_rows(
@@ -91,9 +96,14 @@ class ReleaseSide:
 
 
 async def release_options(
-    kernel: Kernel, state_directory: Path, *, check_in_seconds: float, hello_seconds: float
+    kernel: Kernel,
+    state_directory: Path,
+    *,
+    shared: Objects | None,
+    check_in_seconds: float,
+    hello_seconds: float,
 ) -> ReleaseOptions:
     """The options of a server with these settings."""
     key = await ReleaseKey.load_or_create(kernel.store, kernel.master)
     policy = CheckInPolicy(every_seconds=check_in_seconds, hello_seconds=hello_seconds)
-    return ReleaseOptions(directory=state_directory / DIRECTORY, key=key, policy=policy)
+    return ReleaseOptions(directory=state_directory / DIRECTORY, key=key, policy=policy, shared=shared)

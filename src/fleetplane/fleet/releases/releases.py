@@ -107,6 +107,7 @@ class Releases:
     async def add(self, wanted: NewRelease, pieces: Pieces) -> Release:
         """Take a release's files, check them, sign what they are, and keep all of it; or nothing."""
         _check_words(wanted)
+        files: Sequence[FileEntry] = ()
         async with self._adding:
             try:
                 if len(self._store.list(RELEASE)) >= RELEASES_LIMIT:
@@ -116,9 +117,11 @@ class Releases:
                     )
                 files = await self._receive(pieces)
                 version = await asyncio.to_thread(self._check_files, files)
+                for entry in files:
+                    await self.shelf.share(entry.sha256)
                 return await self._keep(version, files, wanted)
             finally:
-                await self._sweep()
+                await self._sweep(files)
 
     async def _receive(self, pieces: Pieces) -> Sequence[FileEntry]:
         files: list[FileEntry] = []
@@ -211,7 +214,7 @@ class Releases:
 
     async def delete(self, version: str, *, actor: str) -> None:
         """Forget a release; refused while agents should run it."""
-        self.get(version)
+        files = self.get(version).spec.files
         keys = [RELEASE.key("", version)]
 
         def change(draft: Draft) -> None:
@@ -225,13 +228,16 @@ class Releases:
         await self._store.transact(change, actor=actor, action="releases.deleted", touches=keys)
         log.info("releases.deleted", version=version, actor=actor)
         async with self._adding:
-            await self._sweep()
+            await self._sweep(files)
 
-    async def _sweep(self) -> None:
+    async def _sweep(self, files: Sequence[FileEntry]) -> None:
+        """Remove files that no release has: any of ours, and these from where other servers find them."""
         # A release whose sender has left may still be on its way to the disk.
         await self._store.settled(RELEASE)
         wanted = {entry.sha256 for one in self._store.list(RELEASE) for entry in one.spec.files}
         await asyncio.to_thread(self.shelf.sweep, wanted)
+        for sha256 in {entry.sha256 for entry in files} - wanted:
+            await self.shelf.unshare(sha256)
 
 
 def _is_wanted(draft: Draft, version: str) -> bool:

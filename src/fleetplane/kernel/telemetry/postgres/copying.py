@@ -146,9 +146,9 @@ async def _put_lines(
     query = "SELECT channel, at_ns, mark, code, source, subject, action, body FROM lines WHERE at_ns >= ?"
     for page in _pages(source, query, (oldest_ns,), PAGE_ROWS):
         rows = sorted(
-            LineRow(channels[row[0]], *row[1:4], text(row[4]), text(row[5]), text(row[6]), row[7])
-            for row in page
-            if row[0] in channels
+            LineRow(channels[channel], at_ns, mark, code, text(sender), text(subject), text(action), body)
+            for channel, at_ns, mark, code, sender, subject, action, body in page
+            if channel in channels
         )
         if not rows:
             continue
