@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -96,7 +97,7 @@ async def fleet_client(
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A caller of a server that has one subject."""
     blueprint = Blueprint(name="sim", kinds=(), methods=(), grants={}, rollouts=lambda _domain: [subject])
-    pair: Any = (blueprint, None)
+    pair: Any = (blueprint, SimpleNamespace(collectors=()))
     fleet = FleetwideDomain(rig.kernel, [pair], version="test", gates=gates).rest
     await fleet.prepare()
     app: Any = next(one.app for one in fleet.routes if one.path == "/v1/fleet")
@@ -167,8 +168,11 @@ async def test_nobody_learns_what_holds_objects_of_another_tenant(tmp_path: Path
             token = await rig.token(tenant, "fleet.operator", tenant=tenant)
             async with fleet_client(rig, subject, RolloutSettings(), token) as client:
                 answer = await client.post("/v1/fleet/rollout-holders", json=body)
-                found[tenant] = answer.json()["holders"]
-        assert found == {"a": [{"subject": "sim.version", "scope": "tenant/a"}], "mallory": []}
+                found[tenant] = answer.json()
+        assert found == {
+            "a": {"holders": [{"subject": "sim.version", "scope": "tenant/a"}], "hidden": 0},
+            "mallory": {"holders": [], "hidden": 1},
+        }
 
 
 def once(at: str, scope: str, *, name: str = "", subject: str = "edge.config") -> dict[str, Any]:

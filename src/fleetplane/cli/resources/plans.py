@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -15,7 +15,7 @@ from fleetplane.cli.parameters import DURATION
 from fleetplane.cli.resources.get import WAIT_SECONDS, connected
 from fleetplane.cli.resources.kinds import Kinds, complete_targets, named_target, scope_of, scope_options
 from fleetplane.cli.resources.show import Form, emit_data, form_option, safe_json
-from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.errors import Conflict, InvalidArgument, PermissionDenied
 
 if TYPE_CHECKING:
     from fleetplane.client.requests import Plan
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".json", ".yaml", ".yml")
 FILE_LIMIT_BYTES = 8 * 1024 * 1024
 """Of one file: several times what a plan takes."""
+POLICY_KIND = "rollout-policy"
 SIGNS = {"create": ("+", "green"), "change": ("~", "yellow"), "delete": ("-", "red"), "nothing": ("=", "dim")}
 
 
@@ -67,7 +68,7 @@ def objects_of(files: Sequence[Path]) -> list[Mapping[str, Any]]:
 def _texts(files: Sequence[Path]) -> Iterator[tuple[str, str]]:
     for file in files:
         if str(file) == "-":
-            yield "standard input", sys.stdin.read(FILE_LIMIT_BYTES)
+            yield "standard input", _whole_input()
         elif file.is_dir():
             inside = sorted(one for one in file.rglob("*") if one.suffix in SUFFIXES and one.is_file())
             if not inside:
@@ -77,8 +78,21 @@ def _texts(files: Sequence[Path]) -> Iterator[tuple[str, str]]:
             yield str(file), _read(file)
 
 
+def _whole_input() -> str:
+    """Standard input to its end: what is cut off would be objects that are missing."""
+    try:
+        text = sys.stdin.read(FILE_LIMIT_BYTES + 1)
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"cannot read standard input: {error}", field="file") from error
+    if len(text) > FILE_LIMIT_BYTES:
+        raise InvalidArgument(f"standard input is longer than {FILE_LIMIT_BYTES} bytes", field="file")
+    return text
+
+
 def _read(file: Path) -> str:
     try:
+        if not file.is_file() and file.exists():
+            raise InvalidArgument(f"{file} is neither a file nor a folder", field="file")
         if file.stat().st_size > FILE_LIMIT_BYTES:
             raise InvalidArgument(f"{file} is longer than {FILE_LIMIT_BYTES} bytes", field="file")
         return file.read_text(encoding="utf-8")
@@ -97,49 +111,73 @@ def _documents(file: str, text: str) -> Iterator[Any]:
         raise InvalidArgument(f"{file} is no YAML: {' '.join(str(error).split())}", field="file") from error
 
 
-def planned(
-    fleet: Fleet,
-    files: Sequence[Path],
-    scope: str,
-    *,
-    owner: str,
-    prune: bool,
-    take_over: bool,
-    more: Sequence[Mapping[str, Any]] = (),
-) -> Plan:
-    """Have the server plan the objects of files, and more of them."""
+class Planner(Protocol):
+    """Has the server plan objects, always with the same owner, at the same scope."""
+
+    def __call__(self, objects: Sequence[Mapping[str, Any]]) -> Plan: ...
+
+
+def planner(
+    fleet: Fleet, files: Sequence[Path], scope: str, *, owner: str, prune: bool, take_over: bool
+) -> tuple[Planner, list[Mapping[str, Any]]]:
+    """How to plan, and the objects of files: read once, since standard input cannot be read again."""
     if not files and not prune:
         raise click.UsageError("say what should be: -f FILE.")
     if prune and not owner:
         raise click.UsageError("--prune needs --owner: only what that owner made is deleted.")
-    objects = [*objects_of(files), *more]
-    return fleet.plan(objects, owner=owner, scope=scope, prune=prune, take_over=take_over)
+
+    def plan(objects: Sequence[Mapping[str, Any]]) -> Plan:
+        return fleet.plan(list(objects), owner=owner, scope=scope, prune=prune, take_over=take_over)
+
+    return plan, objects_of(files)
 
 
-def rollout_policies(
-    fleet: Fleet, files: Sequence[Path], scope: str, policy_file: Path
-) -> Sequence[Mapping[str, Any]]:
-    """Policies for one change each, for every scope whose version the objects of files would change.
+def planned_as_rollout(
+    fleet: Fleet, plan: Planner, objects: Sequence[Mapping[str, Any]], policy: Mapping[str, Any]
+) -> Plan:
+    """Plan objects with a policy for one change, for every scope whose version they would change.
 
-    They are applied in the transaction of the change: nothing reaches anybody before its wave.
+    All of it is applied in one transaction: nothing reaches anybody before its wave. What would change is
+    asked twice, without the policies and with them. If somebody has changed something in between, the
+    policies may not be for all of it, and nothing happens.
     """
-    from fleetplane.cli.rollouts.policy_files import read_policy
+    looked = plan(objects)
+    fleet.forget_plan(looked)
+    changed = _changes(looked)
+    if not changed:
+        return plan(objects)
+    made = plan([*objects, *(_policy_object(*one, policy) for one in _holders(fleet, changed))])
+    if _changes(made) != changed:
+        fleet.forget_plan(made)
+        raise Conflict("somebody has changed something meanwhile", hint="nothing was applied; try again")
+    return made
+
+
+def _changes(made: Plan) -> list[tuple[str, str, str]]:
+    """Kind, scope and name of what a plan changes, but for policies for one change."""
+    return sorted(
+        (str(step["kind"]), str(step.get("scope", "")), str(step["name"]))
+        for step in made.steps
+        if step["operation"] in ("create", "change", "delete") and step["kind"] != POLICY_KIND
+    )
+
+
+def _holders(fleet: Fleet, changed: Sequence[tuple[str, str, str]]) -> Sequence[tuple[str, str]]:
+    """Subjects and scopes of which changed objects are part."""
     from fleetplane.client.calls import Request
     from fleetplane.client.requests import mapping
 
-    policy = read_policy(policy_file)
-    looked = fleet.plan(objects_of(files), scope=scope)
-    fleet.forget_plan(looked)
-    changed = [
-        {"kind": step["kind"], "scope": step.get("scope", ""), "name": step["name"]}
-        for step in looked.steps
-        if step["operation"] in ("create", "change", "delete")
-    ]
-    request = Request(method="POST", path="/v1/fleet/rollout-holders", body={"objects": changed})
-    holders = mapping(fleet.call(request))["holders"] if changed else []
-    if changed and not holders:
+    objects = [{"kind": kind, "scope": scope, "name": name} for kind, scope, name in changed]
+    request = Request(method="POST", path="/v1/fleet/rollout-holders", body={"objects": objects})
+    answer = mapping(fleet.call(request))
+    if answer.get("hidden"):
+        raise PermissionDenied(
+            "some of this is rolled out at a scope where you may not see rollouts",
+            hint="ask for the role fleet.operator there, or apply that part without --rollout",
+        )
+    if not answer["holders"]:
         raise click.UsageError("nothing of this can be rolled out; leave --rollout out.")
-    return [_policy_object(one["subject"], one["scope"], policy) for one in holders]
+    return [(str(one["subject"]), str(one["scope"])) for one in answer["holders"]]
 
 
 def _policy_object(subject: str, at: str, policy: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -147,7 +185,7 @@ def _policy_object(subject: str, at: str, policy: Mapping[str, Any]) -> Mapping[
     lies = f"/tenants/{parts[1]}" if parts[0] == "tenant" and len(parts) > 1 else "/"
     name = f"{at.replace('/', '.') or 'everywhere'}:{subject}"
     return {
-        "kind": "rollout-policy",
+        "kind": POLICY_KIND,
         "metadata": {"name": name, "scope": lies},
         "spec": {"subject": subject, "at": at, "policy": policy, "once": True},
     }
@@ -176,7 +214,8 @@ def plan(
     """
     with connected(where) as fleet:
         place = scope_of(fleet, scope, tenant, all_scopes)
-        made = planned(fleet, files, place, owner=owner, prune=prune, take_over=take_over)
+        make, objects = planner(fleet, files, place, owner=owner, prune=prune, take_over=take_over)
+        made = make(objects)
     if not output.is_table:
         emit_data(output, {**made.raw, "metadata": {"name": made.id}})
         return
@@ -204,7 +243,8 @@ def diff(
 
     with connected(where) as fleet:
         place = scope_of(fleet, scope, tenant, all_scopes)
-        made = planned(fleet, files, place, owner=owner, prune=prune, take_over=take_over)
+        make, objects = planner(fleet, files, place, owner=owner, prune=prune, take_over=take_over)
+        made = make(objects)
         fleet.forget_plan(made)
     show_plan(made)
     if not made.is_empty:
@@ -246,16 +286,20 @@ def apply(
     With --rollout, what is changed waits where a rollout takes it out, which starts by itself; see
     `fleetplane rollout status`. What no rollout is for is changed at once.
     """
+    from fleetplane.cli.rollouts.policy_files import read_policy
     from fleetplane.client.requests import Plan
 
     if plan_id and (files or prune or policy_file):
         raise click.UsageError("--plan has its objects already; leave -f, --prune and --rollout out.")
+    policy = read_policy(policy_file) if policy_file is not None else None
     with connected(where) as fleet:
         if not plan_id:
             place = scope_of(fleet, scope, tenant, all_scopes)
-            more = rollout_policies(fleet, files, place, policy_file) if policy_file is not None else ()
-            made = planned(fleet, files, place, owner=owner, prune=prune, take_over=take_over, more=more)
-            plan_id = made.id
+            make, objects = planner(fleet, files, place, owner=owner, prune=prune, take_over=take_over)
+            if policy is None:
+                plan_id = make(objects).id
+            else:
+                plan_id = planned_as_rollout(fleet, make, objects, policy).id
         done = Plan.of(fleet.apply_plan(plan_id))
         if not output.is_table:
             emit_data(output, {**done.raw, "metadata": {"name": done.id}})

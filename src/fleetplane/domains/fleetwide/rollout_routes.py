@@ -308,13 +308,13 @@ class RolloutRoutes:
     async def holders(self, call: RolloutCall) -> Answer[views.RolloutHolders]:
         body: HoldersBody = call.body
         seen = self._gate.scopes(call.caller, VIEW)
-        found = self._rollouts.holders((one.kind, one.scope, one.name) for one in body.objects)
+        found = list(self._rollouts.holders((one.kind, one.scope, one.name) for one in body.objects))
         shown = [
             views.RolloutHolder(subject=subject, scope=scope)
             for subject, scope in found
             if any(covers(at, scope) for at in seen)
         ]
-        return Answer(content=views.RolloutHolders(holders=shown))
+        return Answer(content=views.RolloutHolders(holders=shown, hidden=len(found) - len(shown)))
 
     async def set_policy(self, call: RolloutCall) -> Answer[views.RolloutPolicyView]:
         body: PolicyBody = call.body

@@ -141,6 +141,8 @@ class RolloutHolder(View, frozen=True):
 
 class RolloutHolders(View, frozen=True):
     holders: Sequence[RolloutHolder]
+    hidden: int = 0
+    """How many more there are, at scopes that the caller may not see."""
 
 
 class RolloutPolicies(View, frozen=True):
