@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = (
     "get_gpu",
+    "standby_reads",
     "list_gpus",
     "fan_out",
     "durable_writes",

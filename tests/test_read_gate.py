@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.shared.server_pair import Pair, with_pair
 from support.shared.storekit import SCOPE, THING, put
 
-from fleetplane.kernel.errors import Unavailable
+from fleetplane.kernel.clock import SystemClock
+from fleetplane.kernel.errors import SettingsError, Unavailable
 from fleetplane.kernel.store.servers import seat
 from fleetplane.read_gate import ReadGate, StandsBy
 from fleetplane.rpc import Needs
-from fleetplane.web.ops import Mount
+from fleetplane.web.ops import READS_ONLY, Mount
+from fleetplane.web.rest.app import application
+from fleetplane.web.rest.routes import Answer, Route, RouteTable
 
 READS = {"type": "http", "method": "GET", "path": "/x", "headers": []}
 
@@ -29,7 +33,7 @@ async def asked(app: Any, scope: dict[str, Any]) -> tuple[int, bytes]:
     async def send(event: Any) -> None:
         said.append(event)
 
-    await app(scope, nothing, send)
+    await app(dict(scope), nothing, send)
     return said[0].get("status", said[0].get("code")), b"".join(event.get("body", b"") for event in said)
 
 
@@ -94,7 +98,7 @@ def test_routes_stand_behind_the_same_gate() -> None:
             await send({"type": "http.response.body", "body": b"ok"})
 
         gate = ReadGate(servers.standby, store, writes=False)
-        mounted = gate.mount(Mount(path="/x", app=app, summary="s", is_page=True))
+        mounted = gate.mount(Mount(path="/x", app=app, summary="s", is_page=True, needs=Needs.STORE))
         assert (mounted.path, mounted.summary, mounted.is_page) == ("/x", "s", True)
         await put(servers.active, "x", 1)
         assert await asked(mounted.app, READS) == (200, b"ok")
@@ -102,8 +106,67 @@ def test_routes_stand_behind_the_same_gate() -> None:
         status, body = await asked(mounted.app, {**READS, "method": "POST"})
         assert (status, b"one is active" in body, len(seen)) == (503, True, 1)
         assert (await asked(mounted.app, {"type": "websocket", "path": "/x"}))[0] == 1013
+        await _not_reads(gate, app)
+        assert len(seen) == 1
         servers.link.cut = True
         await asyncio.sleep(seat.GIVE_UP_SECONDS)
         assert ((await asked(mounted.app, READS))[0], len(seen), gate.is_fresh) == (503, 1, False)
 
     with_pair(work)
+
+
+async def _not_reads(gate: ReadGate, app: Any) -> None:
+    """What has no reads is refused as a whole, and not missing; what needs nothing has no gate."""
+    refused = gate.mount(Mount(path="/y", app=app, summary="s", is_page=True))
+    status, body = await asked(refused.app, READS)
+    assert (status, b"one is active" in body, refused.path, refused.summary) == (503, True, "/y", "")
+    document = Mount(path="/z", app=app, needs=Needs.NOTHING)
+    assert gate.mount(document) is document
+
+
+def test_a_route_that_is_no_read_is_refused_where_only_reads_are_answered() -> None:
+    async def handler(_call: Any) -> Answer[None]:
+        return Answer(content=None)
+
+    async def work() -> None:
+        routes = [
+            Route(method="GET", path=path, handler=handler, summary=path, tag="t", public=True, needs=needs)
+            for path, needs in (("/reads", Needs.STORE), ("/acts", Needs.ACTIVE))
+        ]
+        app = application(
+            RouteTable("/x", routes), gate=Mock(), answers=Mock(), clock=SystemClock(), requests_per_minute=9
+        )
+        for more, expected in (
+            ({}, (200, 200)),
+            ({READS_ONLY: lambda: StandsBy("one is active")}, (200, 503)),
+        ):
+            found = []
+            for path in ("/x/reads", "/x/acts"):
+                scope = {**READS, **more, "path": path, "raw_path": path.encode(), "query_string": b""}
+                status, body = await asked(app, {**scope, "root_path": "", "http_version": "1.1"})
+                assert status == 200 or b"one is active" in body
+                found.append(status)
+            assert tuple(found) == expected
+
+    asyncio.run(work())
+
+
+def test_what_is_said_to_read_is_a_get() -> None:
+    async def handler(_call: Any) -> Answer[None]:
+        return Answer(content=None)
+
+    with pytest.raises(SettingsError, match="is no GET"):
+        RouteTable(
+            "/x",
+            [
+                Route(
+                    method="DELETE",
+                    path="/y",
+                    handler=handler,
+                    summary="y",
+                    tag="t",
+                    public=True,
+                    needs=Needs.STORE,
+                )
+            ],
+        )

@@ -119,6 +119,7 @@ def test_reads_on_a_standby_are_as_new_as_those_on_the_active_server(
             try:
                 _reads(one, reader, tmp_path / "one")
                 _refusals(reader)
+                _families(tmp_path / "one", tmp_path / "two")
                 _servers(Reader(f"http://{web}", everything))
                 cursor = _watch(one, reader)
                 one.process.kill()
@@ -228,10 +229,66 @@ def _refusals(reader: Reader) -> None:
     problem = refused.json()
     assert problem["reason"] == "StandsBy"
     assert "/one is active" in problem["detail"]
-    elsewhere = reader.http.get("/api/v1/boards")
+    elsewhere = reader.http.get("/nowhere")
     assert (elsewhere.status_code, "/one is active" in elsewhere.text) == (503, True)
     assert (reader.http.get("/readyz").status_code, reader.http.get("/readyz").text) == (503, "stands by\n")
     assert reader.http.get("/healthz").status_code == 200
+
+
+ANSWERED = {
+    "/apis/v1/people/whoami",
+    "/apis/v1/people/tokens",
+    "/v1/fleet/freezes",
+    "/v1/fleet/rollouts",
+    "/apis/v1/gpus",
+}
+
+
+def _families(active: Path, standby: Path) -> None:
+    """Of every REST family a standby answers what only reads the store, as the active server does."""
+    answered, refused = set(), set()
+    with owner(active) as one, owner(standby) as two:
+        for path in two.get("/").json()["paths"]:
+            document = one.get(path if path.endswith(".json") else f"{path}/openapi.json")
+            if document.status_code != 200 or "paths" not in (described := document.json()):
+                continue
+            prefix = described["servers"][0]["url"]
+            for below, methods in described["paths"].items():
+                place = prefix + below
+                if "get" not in methods or "{" in place or place.endswith("/watch"):
+                    continue
+                mine = again(two, place)
+                if mine.status_code == 503:
+                    assert "/one is active" in mine.text, mine.text
+                    refused.add(place)
+                    continue
+                theirs = one.get(place)
+                assert mine.status_code == theirs.status_code, place
+                # The resource API tells of the server itself, too.
+                assert prefix == "/apis/v1" or mine.content == theirs.content, place
+                answered.add(place)
+    assert answered >= ANSWERED, refused
+    assert "/apis/v1/people/oidc/callback" in refused, "what a GET writes is for the active server"
+
+
+def owner(data: Path) -> httpx.Client:
+    transport = httpx.HTTPTransport(uds=str(data / "admin.sock"))
+    headers = {"x-request-id": "compared"}
+    return httpx.Client(
+        transport=transport, base_url="http://owner", headers=headers, timeout=DEADLINE_SECONDS
+    )
+
+
+def again(client: httpx.Client, path: str) -> httpx.Response:
+    """An answer, or a refusal that is not for want of knowledge."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        with suppress(httpx.TransportError):
+            answer = client.get(path)
+            if answer.status_code != 503 or "is active" in answer.text:
+                return answer
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def _watch(one: ServerProcess, reader: Reader) -> int:

@@ -9,13 +9,15 @@ before it learns that it was replaced.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fleetplane.kernel.errors import FleetplaneError, Unavailable
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS
 from fleetplane.kernel.store.servers.standby import Standby
 from fleetplane.rpc import Needs
 from fleetplane.web.apis import problems
-from fleetplane.web.ops import App, Mount, Receive, Scope, Send
+from fleetplane.web.ops import READS_ONLY, App, Mount, Receive, Scope, Send
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -67,8 +69,18 @@ class ReadGate:
         await self._store.refreshed()
 
     def mount(self, one: Mount) -> Mount:
-        """The same routes behind the gate."""
-        return Mount(path=one.path, app=self._guarded(one.app), summary=one.summary, is_page=one.is_page)
+        """The same routes behind the gate; refused as a whole where this server can answer none of them.
+
+        They are mounted all the same: another application, at a shorter path, would say that there are none.
+        """
+        if one.needs is Needs.NOTHING:
+            return one
+        if one.needs is Needs.ACTIVE and not self._writes:
+            return Mount(path=one.path, app=self._refusing)
+        return replace(one, app=self._guarded(one.app))
+
+    async def _refusing(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        await _refuse(self.elsewhere(), scope, send)
 
     def _guarded(self, app: App) -> App:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,6 +93,8 @@ class ReadGate:
             except FleetplaneError as error:
                 await _refuse(error, scope, send)
                 return
+            if not self._writes:
+                scope[READS_ONLY] = self.elsewhere
             await app(scope, receive, send)
 
         return guarded

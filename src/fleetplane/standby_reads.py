@@ -102,7 +102,7 @@ class StandbyReads:
             gate = ReadGate(standby, kernel.store, writes=False)
             ops = self._ops(kernel, gate)
             fleetwide = _fleetwide(domains)
-            ops.mount(gate.mount(one) for one in fleetwide.apis.routes)
+            ops.mount(gate.mount(one) for domain in domains for one in domain.routes)
             health = HealthBoard()
             apps = compose(self._blueprints, domains, kernel.calls, clock, health, gate)
             kernel.revocations.subscribe(lambda revoked: cut_off(apps.values(), revoked))

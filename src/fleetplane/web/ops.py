@@ -15,6 +15,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from fleetplane.rpc import Needs
 from fleetplane.web.metrics_page import MetricsAnswer, MetricsPage
 
 Scope = MutableMapping[str, Any]
@@ -32,6 +33,9 @@ INDEX = {
 READS = "/readyz/reads"
 """For balancers that spread reads: a server that stands by is ready for them, and not for everything."""
 
+READS_ONLY = "fleetplane.reads_only"
+"""The key in an ASGI scope, on a server that stands by, of what makes the refusal of everything but reads."""
+
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
@@ -45,6 +49,9 @@ class Mount:
     """What is there, for people; empty for what they need not know of."""
     is_page: bool = False
     """Something to open in a browser: the console leads there."""
+    needs: Needs = Needs.ACTIVE
+    """The least that something of it needs. An application that has reads beside other things refuses those
+    itself where the scope has `READS_ONLY`."""
 
 
 class Readiness(StrEnum):

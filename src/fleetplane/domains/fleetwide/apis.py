@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
@@ -91,7 +92,7 @@ class ResourceApi:
         """The routes, with scopes in paths understood, and the document."""
         served, document = self._family.mounts
         app = ScopePaths(served.app, PREFIX, scopes.PLACES)
-        return (Mount(path=served.path, app=app, summary=served.summary), document)
+        return (replace(served, app=app), document)
 
     async def prepare(self) -> None:
         await self._family.prepare()

@@ -32,6 +32,7 @@ from fleetplane.kernel.access import Grant, Permission, Role, built_in_grants, c
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.freeze import EVERY_DOMAIN, Freeze
 from fleetplane.kernel.values.times import spelled, spelled_or_null
+from fleetplane.rpc import Needs
 from fleetplane.web import times
 from fleetplane.web.ops import App, Mount
 from fleetplane.web.rest.family import FamilyErrors, FamilyText, LateApp, RestFamily
@@ -151,7 +152,11 @@ class FleetRest:
     def routes(self) -> Sequence[Mount]:
         return (
             *(
-                Mount(path=f"{PREFIX}/explain/{name}", app=self._explaining(name, domain.readers))
+                Mount(
+                    path=f"{PREFIX}/explain/{name}",
+                    app=self._explaining(name, domain.readers),
+                    needs=Needs.STORE,
+                )
                 for name, domain in self._explanations.domains.items()
                 if domain.readers is not None
             ),
@@ -178,6 +183,7 @@ class FleetRest:
                 method="GET",
                 path="/freezes",
                 handler=self.freezes,
+                needs=Needs.STORE,
                 tag=_FREEZES,
                 permission=VIEW,
                 summary="List freezes, with who set them and why",
@@ -252,6 +258,7 @@ def _explain_route(path: str, handler: Callable[[Call[Any]], Any]) -> Route:
         method="GET",
         path=path,
         handler=handler,
+        needs=Needs.STORE,
         tag=_WHY,
         permission=EXPLAIN,
         summary="Why a thing is not as it should be",

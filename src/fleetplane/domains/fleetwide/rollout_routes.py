@@ -15,6 +15,7 @@ from fleetplane.fleet.rollouts.rollouts import Rollouts, Start, Verb
 from fleetplane.kernel.access import Permission, covers
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.rollout.policy import Policy
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.gate import OperatorCaller, RoleGate
 from fleetplane.web.rest.routes import Answer, Call, Query, Route
 
@@ -80,6 +81,7 @@ class RolloutRoutes:
                 method="GET",
                 path="/rollout-subjects",
                 handler=self.subjects,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=VIEW,
                 summary="List what can be rolled out here, and what gates can ask for",
@@ -89,6 +91,7 @@ class RolloutRoutes:
                 method="GET",
                 path="/rollouts",
                 handler=self.list,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=VIEW,
                 summary="List rollouts, newest first",
@@ -99,6 +102,7 @@ class RolloutRoutes:
                 method="GET",
                 path=_ONE,
                 handler=self.get,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=VIEW,
                 summary="Get a rollout with its targets, its history and what it waits for",
@@ -154,6 +158,7 @@ class RolloutRoutes:
                 method="GET",
                 path="/rollout-policies",
                 handler=self.policies,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=VIEW,
                 summary="List policies that make every new version a rollout",

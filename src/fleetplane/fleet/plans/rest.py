@@ -33,6 +33,7 @@ from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values import durations
 from fleetplane.kernel.values.times import spelled, spelled_or_null
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.routes import Answer, Query, Route
 
 PERMISSION = Permission("fleet.view")
@@ -137,6 +138,7 @@ class PlanRoutes:
             method="GET",
             path="/plans",
             handler=self.list_plans,
+            needs=Needs.STORE,
             summary="List the caller's plans, the newest first",
             answer=ShownPlans,
             **about,
@@ -145,6 +147,7 @@ class PlanRoutes:
             method="GET",
             path="/plans/{id}",
             handler=self.get_plan,
+            needs=Needs.STORE,
             summary="Get a plan",
             answer=ShownPlan,
             **about,
@@ -169,6 +172,7 @@ class PlanRoutes:
             method="GET",
             path="/export",
             handler=self.export,
+            needs=Needs.STORE,
             summary="Export desired state as objects that can be planned and applied elsewhere",
             answer=export.Export,
             query=(

@@ -41,6 +41,7 @@ from fleetplane.fleet.resources.tables import Table
 from fleetplane.fleet.resources.watching import Watching, WatchQuery, parsed_of
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.store import Store
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.gate import PrincipalCaller
 from fleetplane.web.rest.pages import flag, whole_number
 from fleetplane.web.rest.routes import Answer, Call, Query, Route, RouteTable, Stream, etag
@@ -119,6 +120,7 @@ class ResourceRoutes:
                 method="GET",
                 path="/",
                 handler=self.discover,
+                needs=Needs.STORE,
                 tag="Discovery",
                 summary="List the resources, and what the caller may do with each",
                 answer=Discovery,
@@ -127,6 +129,7 @@ class ResourceRoutes:
                 method="GET",
                 path="/watch",
                 handler=self.watch,
+                needs=Needs.STORE,
                 tag="Watch",
                 summary="Follow the changes of any set of resources, as server-sent events",
                 streams=True,
@@ -145,6 +148,7 @@ class ResourceRoutes:
             method="GET",
             path=f"/{resource.plural}",
             handler=_named(f"list_{_word(resource.plural)}", self._lister(entry)),
+            needs=Needs.STORE,
             summary=f"List {resource.plural}, at and below a scope",
             answer=entry.list_type,
             query=LIST_QUERY,
@@ -154,6 +158,7 @@ class ResourceRoutes:
             method="GET",
             path=f"/table/{resource.plural}",
             handler=_named(f"table_{_word(resource.plural)}", self._tabler(entry)),
+            needs=Needs.STORE,
             summary=f"List {resource.plural} as a table",
             answer=Table,
             query=LIST_QUERY,
@@ -164,6 +169,7 @@ class ResourceRoutes:
                 method="GET",
                 path=f"/{resource.plural}/{{name}}",
                 handler=_named(f"get_{_word(resource.name)}", self._getter(entry)),
+                needs=Needs.STORE,
                 summary=f"Read one object of {resource.plural}",
                 answer=entry.object_type,
                 query=(SCOPE,),
@@ -174,6 +180,7 @@ class ResourceRoutes:
                 method="GET",
                 path=f"/{resource.plural}/{{name}}/explain",
                 handler=_named(f"explain_{_word(resource.name)}", self._explainer(entry)),
+                needs=Needs.STORE,
                 summary=f"Why one object of {resource.plural} is as it is",
                 answer=ObjectExplanation,
                 query=(SCOPE,),
@@ -191,6 +198,7 @@ class ResourceRoutes:
                 method="GET",
                 path=f"/{resource.plural}/{{name}}/logs",
                 handler=_named(f"logs_{_word(resource.name)}", self._log_reader(entry)),
+                needs=Needs.STORE,
                 summary=f"Read or follow the log of one object of {resource.plural}, as server-sent events",
                 streams=True,
                 query=(SCOPE, *observing.LOG_QUERY),
@@ -201,6 +209,7 @@ class ResourceRoutes:
                 method="GET",
                 path=f"/figures/{resource.plural}",
                 handler=_named(f"figures_{_word(resource.plural)}", self._figurer(entry)),
+                needs=Needs.STORE,
                 summary=f"What was measured of {resource.plural} lately",
                 answer=observing.FigureList,
                 query=FIGURES_QUERY,

@@ -21,7 +21,9 @@ from litestar.response.base import ASGIResponse
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, NotFound
+from fleetplane.rpc import Needs
 from fleetplane.rpc.listening.doors import HANDLER
+from fleetplane.web.ops import READS_ONLY
 from fleetplane.web.rest import bodies
 from fleetplane.web.rest.gateway import ARRIVAL, Arrival, Gateway, Send
 from fleetplane.web.rest.idempotency import Answers, Kept
@@ -53,6 +55,8 @@ class Desk(Generic[C]):
         arrival: Arrival[C] = request.scope[ARRIVAL]  # type: ignore[literal-required]
         path = {name: str(value) for name, value in request.path_params.items()}
         scope = ""
+        if route.needs is Needs.ACTIVE and (elsewhere := request.scope.get(READS_ONLY)) is not None:
+            raise elsewhere()  # type: ignore[operator]
         if not route.public:
             if arrival.caller is None:
                 assert arrival.refused is not None

@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.store import Store
+from fleetplane.rpc import Needs
 from fleetplane.web.documents import Document, Documents
 from fleetplane.web.metrics import GatewayCollector
 from fleetplane.web.ops import App, Mount
@@ -139,8 +140,18 @@ class RestFamily(Generic[C]):
         path = self._text.document_path or f"{self.table.prefix}/openapi.json"
         document = Document(content_type="application/json", content=lambda: self.document)
         return (
-            Mount(path=self.table.prefix, app=LateApp(lambda: self.gateway), summary=self._text.summary),
-            Mount(path=path, app=Documents({path: document}), summary=self._text.document_summary),
+            Mount(
+                path=self.table.prefix,
+                app=LateApp(lambda: self.gateway),
+                summary=self._text.summary,
+                needs=Needs.STORE if self.table.has_reads else Needs.ACTIVE,
+            ),
+            Mount(
+                path=path,
+                app=Documents({path: document}),
+                summary=self._text.document_summary,
+                needs=Needs.NOTHING,
+            ),
         )
 
     @cached_property

@@ -16,6 +16,7 @@ import msgspec
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.resources import AnyResource
+from fleetplane.rpc import Needs
 from fleetplane.web.rest import console
 from fleetplane.web.rest.problems import Envelope
 
@@ -180,6 +181,8 @@ class Route:
     """Whether it may answer with a `Stream`, which nobody can be given a second time."""
     begins_once: bool = False
     """Whether each `Stream` of it has a `beginning` that can be kept."""
+    needs: Needs = Needs.ACTIVE
+    """What a server must have, of several on one database, in order to answer."""
     query: Sequence[Query] = ()
     open_query: bool = False
     """Whether parameters that it does not declare are let pass, where others decide what is sent."""
@@ -222,8 +225,15 @@ class RouteTable:
             seen.add(route.name)
             if "{" in route.path and not route.public and route.permission is None:
                 raise SettingsError(f"{route.name} names a thing, but no permission")
+            if route.needs is not Needs.ACTIVE and route.method != "GET":
+                raise SettingsError(f"{route.name} is said to read, and is no GET")
             if _answers_anyone_twice(route):
                 raise SettingsError(f"{route.name} has no permission, and nothing to check before a replay")
+
+    @property
+    def has_reads(self) -> bool:
+        """Whether a server that only reads the store could answer some of it."""
+        return any(route.needs is Needs.STORE for route in self.routes)
 
     @property
     def permissions(self) -> set[Permission]:

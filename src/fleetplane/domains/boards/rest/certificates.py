@@ -54,7 +54,7 @@ from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.access import Principal
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
-from fleetplane.rpc import CallContext
+from fleetplane.rpc import CallContext, Needs
 from fleetplane.web.rest.routes import Answer, Query, Route
 
 REASON_LIMIT = 256
@@ -186,6 +186,7 @@ class CertificateRoutes:
                 method="GET",
                 path="/ca/certificates",
                 handler=self.list,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=READ,
                 summary="List issued certificates",
@@ -229,6 +230,7 @@ class CertificateRoutes:
                 method="GET",
                 path=_ONE,
                 handler=self.show,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=READ,
                 summary="Get a certificate",
@@ -261,6 +263,7 @@ class CertificateRoutes:
                 method="GET",
                 path="/ca/requests",
                 handler=self.requests,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=OPERATE,
                 summary="List certificate requests",

@@ -31,6 +31,7 @@ from fleetplane.domains.boards.rest.shapes.inventory import (
 )
 from fleetplane.domains.boards.rules import Facts
 from fleetplane.kernel.errors import NotFound
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.routes import Answer, Route
 
 _ONE = "/clusters/{id}"
@@ -71,6 +72,7 @@ class ClusterRoutes:
                 method="GET",
                 path="/clusters",
                 handler=self.list,
+                needs=Needs.STORE,
                 tag=_TAG,
                 summary="List clusters",
                 permission=READ,
@@ -92,6 +94,7 @@ class ClusterRoutes:
                 method="GET",
                 path=_ONE,
                 handler=self.show,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=READ,
                 summary="Get a cluster, with its boards",
@@ -120,6 +123,7 @@ class ClusterRoutes:
                 method="GET",
                 path=f"{_ONE}/status",
                 handler=self.status,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=READ,
                 summary="Get a cluster's status, in one word",

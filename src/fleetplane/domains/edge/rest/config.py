@@ -10,6 +10,7 @@ from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, Place
 from fleetplane.domains.edge.nodes.registry import Nodes
 from fleetplane.domains.edge.rest.common import NO_CONTENT, EdgeCall, actor, tenant
 from fleetplane.domains.edge.rest.shapes import ShownConfig
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.routes import Answer, Route
 from fleetplane.web.rest.values import NULL, foreign
 
@@ -31,6 +32,7 @@ class ConfigRoutes:
                 method="GET",
                 path=path,
                 handler=self.show,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=HOSTS_READ,
                 summary=f"Get the configuration layer of {whose}, and the merged result of all layers",

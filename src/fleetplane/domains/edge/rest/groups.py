@@ -19,6 +19,7 @@ from fleetplane.domains.edge.rest.shapes import GroupDetail, GroupList, ShownGro
 from fleetplane.domains.edge.runs import selectors
 from fleetplane.domains.edge.runs import target_spellings as targets
 from fleetplane.domains.edge.runs.selectors import Selector
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.routes import Answer, Route
 
 _ONE = "/groups/{group_id}"
@@ -53,6 +54,7 @@ class GroupRoutes:
                 method="GET",
                 path="/groups",
                 handler=self.list,
+                needs=Needs.STORE,
                 tag=_TAG,
                 summary="List groups",
                 permission=HOSTS_READ,
@@ -73,6 +75,7 @@ class GroupRoutes:
                 method="GET",
                 path=_ONE,
                 handler=self.show,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=HOSTS_READ,
                 summary="Get a group, with its present members",

@@ -29,6 +29,7 @@ from fleetplane.fleet.runs.records import outcome_of
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values.times import spelled
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import BY_CURSOR, CursorPage, cursor_page, flag
 from fleetplane.web.rest.routes import Answer, Query, Route
 
@@ -103,6 +104,7 @@ class HostRoutes:
                 method="GET",
                 path="/enrollment-tokens",
                 handler=self.tokens,
+                needs=Needs.STORE,
                 tag=_TOKENS,
                 summary="List enrolment tokens, without their text",
                 permission=ENROLL,

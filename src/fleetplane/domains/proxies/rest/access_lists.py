@@ -22,6 +22,7 @@ from fleetplane.domains.proxies.rest.common import (
 )
 from fleetplane.domains.proxies.serving.access_lists import AccessLists
 from fleetplane.kernel.store import Store
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import Listing, in_order, listing, paging
 from fleetplane.web.rest.routes import Answer, Route
 
@@ -40,6 +41,7 @@ class AccessListRoutes:
                 method="GET",
                 path=many,
                 handler=self.access_lists,
+                needs=Needs.STORE,
                 summary="List access lists",
                 tag=_TAG,
                 permission=READ,
@@ -61,6 +63,7 @@ class AccessListRoutes:
                 method="GET",
                 path=one,
                 handler=self.access_list,
+                needs=Needs.STORE,
                 summary="Get an access list",
                 tag=_TAG,
                 permission=READ,

@@ -23,6 +23,7 @@ from fleetplane.domains.proxies.rest.common import (
 from fleetplane.domains.proxies.serving.dns_zones import DnsZoneRecords
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import spelled
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import Listing, in_order, listing, paging
 from fleetplane.web.rest.routes import Answer, Route
 
@@ -74,6 +75,7 @@ class DnsZoneRoutes:
                 method="GET",
                 path=many,
                 handler=self.dns_zones,
+                needs=Needs.STORE,
                 summary="List DNS zones",
                 tag=_TAG,
                 permission=READ,
@@ -95,6 +97,7 @@ class DnsZoneRoutes:
                 method="GET",
                 path=one,
                 handler=self.dns_zone,
+                needs=Needs.STORE,
                 summary="Get a DNS zone",
                 tag=_TAG,
                 permission=READ,

@@ -41,6 +41,7 @@ from fleetplane.domains.proxies.serving.certificates import Certificates
 from fleetplane.domains.proxies.serving.hosts import Hosts
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.store import Store
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import Listing, in_order, listing, paging
 from fleetplane.web.rest.routes import Answer, Route
 
@@ -75,6 +76,7 @@ class ServedRoutes:
                 method="GET",
                 path=f"{_OF_WORKSPACE}/settings",
                 handler=self.settings,
+                needs=Needs.STORE,
                 tag=_SETTINGS,
                 summary="Get the global settings",
                 permission=READ,
@@ -99,6 +101,7 @@ class ServedRoutes:
                 method="GET",
                 path=many,
                 handler=self.hosts,
+                needs=Needs.STORE,
                 summary="List virtual hosts",
                 tag=_HOSTS,
                 permission=READ,
@@ -121,6 +124,7 @@ class ServedRoutes:
                 method="GET",
                 path=one,
                 handler=self.host,
+                needs=Needs.STORE,
                 summary="Get a virtual host",
                 tag=_HOSTS,
                 permission=READ,
@@ -163,6 +167,7 @@ class ServedRoutes:
                 method="GET",
                 path=many,
                 handler=self.upstreams,
+                needs=Needs.STORE,
                 summary="List upstreams",
                 tag=_UPSTREAMS,
                 permission=READ,
@@ -184,6 +189,7 @@ class ServedRoutes:
                 method="GET",
                 path=one,
                 handler=self.upstream,
+                needs=Needs.STORE,
                 summary="Get an upstream",
                 tag=_UPSTREAMS,
                 permission=READ,
@@ -217,6 +223,7 @@ class ServedRoutes:
                 method="GET",
                 path=many,
                 handler=self.certificates,
+                needs=Needs.STORE,
                 summary="List certificates",
                 tag=_CERTIFICATES,
                 permission=READ,
@@ -249,6 +256,7 @@ class ServedRoutes:
                 method="GET",
                 path=f"{one}/users",
                 handler=self.certificate_users,
+                needs=Needs.STORE,
                 summary="Get what uses a certificate, and which agents have its key",
                 tag=_CERTIFICATES,
                 permission=READ,
@@ -258,6 +266,7 @@ class ServedRoutes:
                 method="GET",
                 path=one,
                 handler=self.certificate,
+                needs=Needs.STORE,
                 summary="Get a certificate",
                 tag=_CERTIFICATES,
                 permission=READ,

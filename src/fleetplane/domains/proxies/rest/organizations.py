@@ -37,6 +37,7 @@ from fleetplane.domains.proxies.tenancy.quotas import Quotas
 from fleetplane.domains.proxies.tenancy.users import Users
 from fleetplane.kernel.errors import PermissionDenied
 from fleetplane.kernel.store import Store
+from fleetplane.rpc import Needs
 from fleetplane.web import times
 from fleetplane.web.rest.pages import Listing, in_order, listing, number, paging
 from fleetplane.web.rest.problems import Code, Problem, Rejected
@@ -77,6 +78,7 @@ class PlaceRoutes:
                 method="GET",
                 path="/organizations",
                 handler=self.organizations,
+                needs=Needs.STORE,
                 tag=_ORGANIZATIONS,
                 summary="List the caller's organizations",
                 answer=Listing[views.OrganizationView],
@@ -97,6 +99,7 @@ class PlaceRoutes:
                 method="GET",
                 path=_ONE,
                 handler=self.organization,
+                needs=Needs.STORE,
                 tag=_ORGANIZATIONS,
                 summary="Get an organization",
                 permission=READ,
@@ -163,6 +166,7 @@ class PlaceRoutes:
                 method="GET",
                 path=f"{_ONE}/members",
                 handler=self.members,
+                needs=Needs.STORE,
                 summary="List members",
                 tag=_MEMBERS,
                 permission=READ,
@@ -184,6 +188,7 @@ class PlaceRoutes:
                 method="GET",
                 path="/invitations",
                 handler=self.invitations,
+                needs=Needs.STORE,
                 tag=_MEMBERS,
                 summary="List the caller's invitations",
                 answer=Listing[views.InvitationView],
@@ -235,6 +240,7 @@ class PlaceRoutes:
                 method="GET",
                 path=f"{_ONE}/workspaces",
                 handler=self.workspaces,
+                needs=Needs.STORE,
                 tag=_WORKSPACES,
                 summary="List workspaces",
                 permission=READ,
@@ -256,6 +262,7 @@ class PlaceRoutes:
                 method="GET",
                 path=one,
                 handler=self.workspace,
+                needs=Needs.STORE,
                 summary="Get a workspace",
                 tag=_WORKSPACES,
                 permission=READ,

@@ -33,6 +33,7 @@ from fleetplane.domains.proxies.stream_options import (
 from fleetplane.domains.proxies.typed_options import AccessRule
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import spelled
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import Listing, in_order, listing, paging
 from fleetplane.web.rest.routes import Answer, Route
 
@@ -80,6 +81,7 @@ class StreamRoutes:
                 method="GET",
                 path=many,
                 handler=self.streams,
+                needs=Needs.STORE,
                 summary="List streams",
                 tag=_TAG,
                 permission=READ,
@@ -101,6 +103,7 @@ class StreamRoutes:
                 method="GET",
                 path=one,
                 handler=self.stream,
+                needs=Needs.STORE,
                 summary="Get a stream",
                 tag=_TAG,
                 permission=READ,

@@ -50,6 +50,7 @@ from fleetplane.domains.proxies.serving.hosts import normal, sealing
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.kernel.errors import FailedPrecondition, NotFound
 from fleetplane.kernel.store import Store
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import Listing, listing, number, paging
 from fleetplane.web.rest.problems import Code, Held, Problem, Rejected
 from fleetplane.web.rest.routes import Answer, Query, Route
@@ -88,6 +89,7 @@ class VersionRoutes:
                 method="GET",
                 path=configs,
                 handler=self.versions,
+                needs=Needs.STORE,
                 summary="List versions, newest first",
                 tag=_CONFIG,
                 permission=READ,
@@ -111,6 +113,7 @@ class VersionRoutes:
                 method="GET",
                 path=f"{configs}/{{version}}",
                 handler=self.version,
+                needs=Needs.STORE,
                 tag=_CONFIG,
                 summary="Get a version",
                 permission=READ,

@@ -12,6 +12,7 @@ from fleetplane.fleet.people.own_accounts import vouched_by
 from fleetplane.fleet.people.rest.parts import PeopleCall, PeopleParts
 from fleetplane.fleet.people.rights import MANAGE, READ
 from fleetplane.fleet.resources import scopes
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.routes import Answer, Route
 
 TAG = "Accounts"
@@ -26,6 +27,7 @@ class AccountRoutes:
             method="GET",
             path="/accounts",
             handler=self.accounts,
+            needs=Needs.STORE,
             tag=TAG,
             permission=READ,
             summary="List everybody who can log in, by whichever domain's login, with what they hold",

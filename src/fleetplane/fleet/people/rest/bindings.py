@@ -11,6 +11,7 @@ from fleetplane.fleet.resources import scopes
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.identity.bindings import BindingRecord
 from fleetplane.kernel.values.times import spelled
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.routes import Answer, Query, Route
 
 TAG = "Bindings"
@@ -27,6 +28,7 @@ class BindingRoutes:
             method="GET",
             path="/bindings",
             handler=self.bindings,
+            needs=Needs.STORE,
             tag=TAG,
             permission=READ,
             summary="List who holds which role where, as far as the caller may know",

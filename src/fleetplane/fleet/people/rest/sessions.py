@@ -13,6 +13,7 @@ from fleetplane.fleet.people.rights import MANAGE, SELF
 from fleetplane.fleet.resources import scopes
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.values.times import spelled
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.routes import Answer, Route
 
 TAG = "Sessions"
@@ -77,6 +78,7 @@ class SessionRoutes:
             method="GET",
             path="/sessions",
             handler=self.sessions,
+            needs=Needs.STORE,
             tag=TAG,
             summary="List open logins: everybody's for who manages people, else the caller's own",
             answer=shapes.SessionList,

@@ -14,6 +14,7 @@ from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.identity.tokens import TokenRecord
 from fleetplane.kernel.unbroken import finish
 from fleetplane.kernel.values.times import spelled, spelled_or_null
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.routes import Answer, Route
 
 TAG = "Tokens"
@@ -31,6 +32,7 @@ class TokenRoutes:
             method="GET",
             path="/tokens",
             handler=self.tokens,
+            needs=Needs.STORE,
             tag=TAG,
             permission=READ,
             summary="List tokens of programs; none can be read again",

@@ -10,6 +10,7 @@ from fleetplane.fleet.people.rights import HeldRole
 from fleetplane.fleet.resources import scopes
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.routes import Answer, Query, Route
 
 TAG = "Who"
@@ -27,6 +28,7 @@ class WhoRoutes:
             method="GET",
             path="/whoami",
             handler=self.whoami,
+            needs=Needs.STORE,
             tag=TAG,
             summary="Tell who the caller is, with every role and what gave it",
             answer=shapes.WhoAmI,
@@ -35,6 +37,7 @@ class WhoRoutes:
             method="GET",
             path="/can-i",
             handler=self.can_i,
+            needs=Needs.STORE,
             tag=TAG,
             summary="Tell whether the caller may do something at a scope, and why",
             answer=shapes.MayI,
