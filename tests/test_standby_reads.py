@@ -167,12 +167,16 @@ def _servers(standby: Reader) -> None:
     """The one that stands by tells of the active one what the database knows."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     with standby.http:
-        while len(found := standby.get("/apis/v1/servers").json()["items"]) < 2:
-            assert time.monotonic() < deadline
+        while True:  # until it has looked since the active one has said something of itself
+            found = standby.get("/apis/v1/servers").json()["items"]
+            told = {one["status"]["answers"]: one["status"] for one in found}
+            if len(told) == 2 and told[False]["controllers"] and told[False]["bus"]["connected"]:
+                break
+            assert time.monotonic() < deadline, told
             time.sleep(0.1)
-    told = {one["status"]["answers"]: one["status"] for one in found}
-    assert (told[True]["state"], told[True]["writable"]) == ("standby", False)
-    assert (told[False]["state"], told[False]["writable"], told[False]["agents"]) == ("active", True, None)
+    assert (told[True]["state"], told[True]["writable"], told[True]["controllers"]) == ("standby", False, 0)
+    assert (told[False]["state"], told[False]["writable"], told[False]["agents"]) == ("active", True, 0)
+    assert told[False]["bus"]["kind"] == told[True]["bus"]["kind"] == "notify"
 
 
 def _successor(active: Reader) -> None:

@@ -127,7 +127,7 @@ def _neighbours(settings: Settings, kernel: Kernel, *, stands_by: bool) -> Neigh
         return Neighbours(name=socket.gethostname(), file=settings.state_directory / "fleetplane.db")
     from fleetplane.kernel.store.engines.postgres_servers import ServerRoster
 
-    roster = ServerRoster(settings.store.url, kernel.clock)
+    roster = ServerRoster(settings.store.url, kernel.clock, settings.server_name)
     return Neighbours(name=settings.server_name, roster=roster, stands_by=stands_by)
 
 

@@ -11,7 +11,7 @@ from fleetplane.cli.clients.owner_options import config_option, data_dir_option
 from fleetplane.cli.output import Cell, Format, Table, emit, format_option
 from fleetplane.cli.progress import working
 
-COLUMNS = ("NAME", "STATE", "TERM", "VERSION", "BOOT", "RENEWED", "LAG")
+COLUMNS = ("NAME", "STATE", "TERM", "VERSION", "BOOT", "RENEWED", "LAG", "AGENTS", "CONTROLLERS", "BUS")
 STYLES = {"active": "green", "gone": "red"}
 
 
@@ -79,6 +79,12 @@ def migrate(
         click.echo(f"migrated: {done.measured} measurements and log lines")
 
 
+def _bus(kind: str, connected: bool) -> Cell:
+    if kind == "none":
+        return Cell(text="-")
+    return Cell(text=kind) if connected else Cell(text=f"{kind}, away", style="yellow")
+
+
 @click.command()
 @data_dir_option
 @config_option
@@ -88,7 +94,8 @@ def servers(data_dir: Path | None, config: Path | None, output: Format) -> None:
 
     Asks the database that the settings name, so that it works while no server does. TERM counts the active
     servers that there were; RENEWED is how long ago a server was heard of; LAG is how many groups of
-    changes a standby had not applied then.
+    changes a standby had not applied then. AGENTS, CONTROLLERS and BUS are what it said of itself within the
+    last seconds: streams of agents, controllers that it runs for all servers, and how it hears of writes.
     """
     from fleetplane.kernel.errors import SettingsError
     from fleetplane.kernel.store.engines.postgres_servers import seen
@@ -109,6 +116,10 @@ def servers(data_dir: Path | None, config: Path | None, output: Format) -> None:
             "boot": one.boot,
             "renewed_seconds_ago": None if one.silent_seconds is None else round(one.silent_seconds, 1),
             "lag_groups": one.lag_groups,
+            "agents": one.agents,
+            "controllers": one.controllers,
+            "bus": one.bus.kind.value,
+            "bus_connected": one.bus.connected,
         }
         for one in found
     ]
@@ -121,6 +132,9 @@ def servers(data_dir: Path | None, config: Path | None, output: Format) -> None:
             Cell(text=str(one.boot)),
             Cell(text="left" if one.silent_seconds is None else f"{one.silent_seconds:.0f}s ago"),
             Cell(text=str(one.lag_groups)),
+            Cell(text=str(one.agents)),
+            Cell(text=str(one.controllers)),
+            _bus(one.bus.kind.value, one.bus.connected),
         ]
         for one in found
     ]

@@ -16,6 +16,7 @@ from fleetplane.domains.fleetwide.servers import (
 )
 from fleetplane.kernel.store.bells.bus import BusKind, BusState
 from fleetplane.kernel.store.engines.postgres_servers import SeenServer, ServerState
+from fleetplane.kernel.store.servers.report import ServerReport
 from fleetplane.kernel.values.times import NS, spelled
 
 NOW_NS = 1_800_000_000 * NS
@@ -26,7 +27,7 @@ OWN = OwnFacts(
     started_at_ns=NOW_NS - 60 * NS,
     writable=True,
     watchers=3,
-    agents=5,
+    report=ServerReport(agents=5, controllers=2),
 )
 ACTIVE = SeenServer(
     name="one",
@@ -49,7 +50,7 @@ class FixedRoster:
     size_bytes: int | None = 1 << 20
     age_seconds: float = 0.0
 
-    async def run(self, is_watched: Callable[[], bool]) -> None: ...
+    async def run(self, is_watched: Callable[[], bool], report: Callable[[], ServerReport]) -> None: ...
 
 
 def told(
@@ -74,17 +75,19 @@ def test_the_answering_server_tells_of_itself_what_the_database_does_not_know() 
     assert (mine.id, mine.answers, mine.state, mine.revision, mine.agents) == ("one", True, "active", 7, 5)
     assert (mine.boot, mine.term, mine.fresh, mine.silent_since) == (4, 9, True, None)
     assert (mine.database.engine, mine.database.size_bytes) == ("postgresql", 1 << 20)
-    assert mine.bus is not None
-    assert (mine.bus.kind, mine.bus.connected, other.bus) == ("none", False, None)
+    assert (mine.bus.kind, mine.bus.connected, mine.controllers) == ("none", False, 2)
     assert (other.id, other.answers, other.state, other.version) == ("two", False, "standby", "1")
     assert (other.revision, other.watchers, other.started_at, other.agents) == (None, None, None, 0)
     assert (other.lag_groups, other.lag_seconds, other.writable) == (3, 0.2, False)
 
 
-def test_a_standby_does_not_know_how_many_agents_the_active_server_has() -> None:
-    mine, other = told(ACTIVE, STANDBY, own=replace(OWN, agents=0), name="two", stands_by=True)
+def test_a_standby_tells_what_the_active_server_said_of_itself() -> None:
+    said = replace(ACTIVE, agents=7, controllers=4, bus=BusState(kind=BusKind.NATS, connected=True))
+    mine, other = told(said, STANDBY, own=replace(OWN, report=ServerReport()), name="two", stands_by=True)
     assert (mine.state, mine.writable, mine.lag_groups) == ("standby", False, 3)
-    assert (other.state, other.writable, other.agents, other.term) == ("active", True, None, 9)
+    assert (mine.agents, mine.controllers) == (0, 0)
+    assert (other.state, other.writable, other.agents, other.term) == ("active", True, 7, 9)
+    assert (other.controllers, other.bus.kind, other.bus.connected) == (4, "nats", True)
 
 
 def test_what_was_heard_long_ago_says_since_when() -> None:
@@ -138,12 +141,14 @@ def test_only_what_is_worth_telling_makes_a_server_another() -> None:
         replace(STANDBY, silent_seconds=5.5),
     ):
         assert mattering(ACTIVE, other) != before
-    assert mattering(ACTIVE, STANDBY, own=replace(OWN, agents=6)) != before
+    assert (
+        mattering(ACTIVE, STANDBY, own=replace(OWN, report=ServerReport(agents=6, controllers=2))) != before
+    )
 
 
 def test_a_bus_that_goes_away_is_told() -> None:
-    there = replace(OWN, bus=BusState(kind=BusKind.NATS, connected=True))
-    away = replace(OWN, bus=BusState(kind=BusKind.NATS, trouble="nats://x: refused"))
+    there = replace(OWN, report=ServerReport(bus=BusState(kind=BusKind.NATS, connected=True)))
+    away = replace(OWN, report=ServerReport(bus=BusState(kind=BusKind.NATS, trouble="nats://x: refused")))
     (before,), (after,) = (list(servers(Domain(ACTIVE, own=own))) for own in (there, away))  # type: ignore[arg-type]
     assert matters(before) != matters(after)
     assert after.status is not None

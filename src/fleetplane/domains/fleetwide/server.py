@@ -51,6 +51,7 @@ from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.reconcile.metrics import ReconcileCollector
 from fleetplane.kernel.sessions.metrics import SessionCollector
 from fleetplane.kernel.store.bells.bus import NO_BUS
+from fleetplane.kernel.store.servers.report import ServerReport
 from fleetplane.rpc import Authentication, Authenticator, service_rows
 from fleetplane.sections.rollouts import RolloutSettings
 from fleetplane.web.console import console_mounts
@@ -125,6 +126,7 @@ class FleetwideDomain:
         self._sessions = tuple(
             found for _, domain in pairs for found in domain.collectors if isinstance(found, SessionCollector)
         )
+        self._controllers = tuple(found for _, domain in pairs for found in domain.collectors)
         self._started_at_ns = kernel.clock.now_ns()
         self.apis = ResourceApi(
             kernel,
@@ -219,10 +221,21 @@ class FleetwideDomain:
             started_at_ns=self._started_at_ns,
             writable=found.writable,
             watchers=found.watchers,
-            bus=bell.state if (bell := self._kernel.store.bell) is not None else NO_BUS,
-            agents=sum(one.open for one in self._sessions),
+            report=self._report(),
         )
         return shown(own, self._beside, self._kernel.clock.now_ns())
+
+    def _report(self) -> ServerReport:
+        bell = self._kernel.store.bell
+        return ServerReport(
+            agents=sum(one.open for one in self._sessions),
+            controllers=sum(
+                one.held
+                for one in (*self._controllers, *self.collectors)
+                if isinstance(one, ReconcileCollector)
+            ),
+            bus=bell.state if bell is not None else NO_BUS,
+        )
 
     @property
     def routes(self) -> Sequence[Mount]:
@@ -244,7 +257,7 @@ class FleetwideDomain:
 
     async def _look_beside(self) -> None:
         if (roster := self._beside.roster) is not None:
-            await roster.run(lambda: self.apis.watching.streams > 0)
+            await roster.run(lambda: self.apis.watching.streams > 0, self._report)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

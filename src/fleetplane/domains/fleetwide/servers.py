@@ -16,7 +16,8 @@ from fleetplane.fleet.resources.common import as_stored, at_root, made_up
 from fleetplane.fleet.resources.declaration import Column, Observed, PublicResource, Shape
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.resources import AnyResource, Kind
-from fleetplane.kernel.store.bells.bus import NO_BUS, BusState
+from fleetplane.kernel.store.bells.bus import BusState
+from fleetplane.kernel.store.servers.report import ServerReport
 from fleetplane.kernel.values.times import NS, spelled
 
 VIEW = Permission("fleet.view")
@@ -43,7 +44,7 @@ class BusView(Shape, frozen=True):
     """Over what servers that share a database tell each other of writes: nothing, PostgreSQL or NATS."""
     connected: bool
     trouble: str
-    """Why it is not connected; changes of other servers are seen later then, and nothing else suffers."""
+    """Why it is not connected, of the server that answers. Changes of other servers are seen later then."""
 
 
 class ServerStatusView(Shape, frozen=True):
@@ -60,8 +61,10 @@ class ServerStatusView(Shape, frozen=True):
     """The last that it has."""
     started_at: str | None
     watchers: int | None
-    agents: int | None
-    """Streams of agents that it holds: none on a server that is not active."""
+    agents: int
+    """Streams of agents that it holds; of another server, as it said some seconds ago."""
+    controllers: int
+    """Controllers that it runs for all servers, likewise."""
     boot: int
     """How often a server of this name has begun; 0 where the store is a file."""
     term: int
@@ -75,7 +78,7 @@ class ServerStatusView(Shape, frozen=True):
     lag_seconds: float | None
     """For how long the first of them had been there; null where that is not known."""
     database: DatabaseView
-    bus: BusView | None
+    bus: BusView
 
 
 SERVER: Kind[ServerSpecView, ServerStatusView] = Kind("server", ServerSpecView, ServerStatusView)
@@ -100,6 +103,12 @@ class SeenByDatabase(Protocol):
     def lag_groups(self) -> int: ...
     @property
     def lag_seconds(self) -> float | None: ...
+    @property
+    def agents(self) -> int: ...
+    @property
+    def controllers(self) -> int: ...
+    @property
+    def bus(self) -> BusState: ...
 
 
 class Roster(Protocol):
@@ -111,7 +120,7 @@ class Roster(Protocol):
     def size_bytes(self) -> int | None: ...
     @property
     def age_seconds(self) -> float: ...
-    async def run(self, is_watched: Callable[[], bool]) -> Any: ...
+    async def run(self, is_watched: Callable[[], bool], report: Callable[[], ServerReport]) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +156,7 @@ class OwnFacts:
     started_at_ns: int
     writable: bool
     watchers: int
-    agents: int
-    bus: BusState = NO_BUS
+    report: ServerReport
 
 
 def shown(
@@ -171,7 +179,8 @@ def shown(
             revision=own.revision,
             started_at=spelled(own.started_at_ns),
             watchers=own.watchers,
-            agents=own.agents,
+            agents=own.report.agents,
+            controllers=own.report.controllers,
             boot=mine.boot if mine is not None else 0,
             term=mine.term if mine is not None else 0,
             fresh=mine is None or _is_fresh(mine, age),
@@ -179,7 +188,7 @@ def shown(
             lag_groups=mine.lag_groups if mine is not None else 0,
             lag_seconds=mine.lag_seconds if mine is not None else 0.0,
             database=database,
-            bus=BusView(kind=own.bus.kind.value, connected=own.bus.connected, trouble=own.bus.trouble),
+            bus=_bus(own.report.bus),
         ),
     )
     for one in others:
@@ -195,7 +204,8 @@ def shown(
                 revision=None,
                 started_at=None,
                 watchers=None,
-                agents=None if is_active else 0,
+                agents=one.agents,
+                controllers=one.controllers,
                 boot=one.boot,
                 term=one.term,
                 fresh=_is_fresh(one, age),
@@ -203,9 +213,13 @@ def shown(
                 lag_groups=one.lag_groups,
                 lag_seconds=one.lag_seconds,
                 database=database,
-                bus=None,
+                bus=_bus(one.bus),
             ),
         )
+
+
+def _bus(state: BusState) -> BusView:
+    return BusView(kind=state.kind.value, connected=state.connected, trouble=state.trouble)
 
 
 def _silent_since(one: SeenByDatabase, age_seconds: float, now_ns: int) -> str | None:
@@ -243,7 +257,7 @@ def matters(made: Any) -> object:
         made.spec,
         (status.version, status.state, status.started_at, status.writable, status.agents),
         (status.boot, status.term, status.fresh, status.lag_groups.bit_length()),
-        status.bus is not None and status.bus.connected,
+        (status.controllers, status.bus.connected),
         (status.database.engine, status.database.size_bytes is None, size),
     )
 
@@ -270,6 +284,7 @@ SERVERS = PublicResource(
         Column(title="STARTED", value=".status.startedAt", type="age"),
         Column(title="TERM", value=".status.term", type="number", wide=True),
         Column(title="BOOT", value=".status.boot", type="number", wide=True),
+        Column(title="CONTROLLERS", value=".status.controllers", type="number", wide=True),
         Column(title="BUS", value=".status.bus.kind", wide=True),
         Column(title="DATABASE", value=".status.database.engine", wide=True),
         Column(title="DOMAINS", value=".spec.domains", wide=True),

@@ -24,6 +24,11 @@ class ReconcileCollector(Collector):
     def __init__(self, controllers: Callable[[], Iterable[Reconciler]]) -> None:
         self._controllers = controllers
 
+    @property
+    def held(self) -> int:
+        """How many of them are this server's to run now."""
+        return sum(controller.is_ours for controller in self._controllers())
+
     def collect(self) -> Iterator[Metric]:
         found = [(controller.name, controller.statistics()) for controller in self._controllers()]
         for name, text in _GAUGES.items():

@@ -106,6 +106,11 @@ class Reconciler:
         """Drop what is remembered about something that is no more."""
         self._explanations.pop(key, None)
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process works, and not another that holds the lease."""
+        return self._lease.held()
+
     def statistics(self) -> ReconcilerStatistics:
         return ReconcilerStatistics(
             queued=len(self._queue) - self._queue.running,

@@ -150,7 +150,9 @@ FUNCTIONS = {"commit_group": COMMIT_GROUP, "settle_group": SETTLE_GROUP, "take_o
 SERVERS = """
 CREATE TABLE servers (
  id text PRIMARY KEY, boot bigint NOT NULL, renewed_at timestamptz NOT NULL,
- version text NOT NULL DEFAULT '', number bigint NOT NULL DEFAULT 0
+ version text NOT NULL DEFAULT '', number bigint NOT NULL DEFAULT 0,
+ agents bigint NOT NULL DEFAULT 0, controllers bigint NOT NULL DEFAULT 0,
+ bus text NOT NULL DEFAULT 'none', bus_connected boolean NOT NULL DEFAULT false
 ) WITH (fillfactor = 50)
 """
 

@@ -13,13 +13,15 @@ import structlog
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.store.bells.bus import NO_BUS, BusKind, BusState
 from fleetplane.kernel.store.engines.postgres_line import connect, translated
+from fleetplane.kernel.store.servers.report import ServerReport
 from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
 
 log = structlog.get_logger(__name__)
 
 _LIST = """
-SELECT s.id, s.boot, s.version, s.number, t.term, h.number AS head,
+SELECT s.*, t.term, h.number AS head,
  CASE WHEN s.renewed_at > 'epoch' THEN extract(epoch FROM clock_timestamp() - s.renewed_at)::float8 END
   AS silent,
  coalesce(t.server = s.id AND t.boot = s.boot, false) AS leads,
@@ -28,6 +30,10 @@ SELECT s.id, s.boot, s.version, s.number, t.term, h.number AS head,
 FROM servers s CROSS JOIN (SELECT number FROM groups ORDER BY number DESC LIMIT 1) h
  LEFT JOIN (SELECT * FROM seats ORDER BY term DESC LIMIT 1) t ON true
  LEFT JOIN groups n ON n.number = s.number + 1 ORDER BY s.id
+"""
+_TELL = """
+UPDATE servers SET agents = $2, controllers = $3, bus = $4, bus_connected = $5
+WHERE id = $1 AND (agents, controllers, bus, bus_connected) IS DISTINCT FROM ($2, $3, $4, $5)
 """
 _SIZE = "SELECT pg_database_size(current_database())"
 _SETTINGS = {"statement_timeout": "10000"}
@@ -62,6 +68,11 @@ class SeenServer:
     lag_seconds: float | None
     """How long the first group that it had not applied then had been there; None if that is no longer kept,
     or nobody can know because the server left."""
+    agents: int = 0
+    """Streams of agents that it held, as it said some seconds ago; 0 once it is gone."""
+    controllers: int = 0
+    """Controllers that it held, likewise."""
+    bus: BusState = NO_BUS
 
 
 def state(*, leads: bool, silent_seconds: float | None) -> ServerState:
@@ -96,19 +107,31 @@ async def _listed(connection: Any) -> Sequence[SeenServer]:
                 silent_seconds=row["silent"],
                 lag_groups=0 if is_active else max(0, row["head"] - row["number"]),
                 lag_seconds=0.0 if is_active else lag,
+                **_said(row, now),
             )
         )
     return found
 
 
+def _said(row: Any, now: ServerState) -> dict[str, Any]:
+    """What a server said of itself; of one that is gone nothing is true any more."""
+    if now is ServerState.GONE:
+        return {}
+    bus = BusState(kind=BusKind(row["bus"]), connected=row["bus_connected"])
+    return {"agents": row["agents"], "controllers": row["controllers"], "bus": bus}
+
+
 class ServerRoster:
     """The servers of a database as they were a moment ago, asked for once for everybody who wants to know.
+
+    At each look this server says of itself what others see: its agents, its controllers and its bus.
 
     Its own connection: neither a slow answer nor a broken one holds up a write.
     """
 
-    def __init__(self, url: str, clock: Clock) -> None:
+    def __init__(self, url: str, clock: Clock, name: str) -> None:
         self._url = url
+        self._name = name
         self._clock = clock
         self._connection: Any = None
         self._sized = -SIZE_SECONDS
@@ -127,11 +150,11 @@ class ServerRoster:
         """How old the answer is."""
         return self._clock.monotonic() - self.read_at
 
-    async def run(self, is_watched: Callable[[], bool]) -> NoReturn:
+    async def run(self, is_watched: Callable[[], bool], report: Callable[[], ServerReport]) -> NoReturn:
         """Look again and again, until cancelled; what cannot be read stays as it was, and grows old."""
         try:
             while True:
-                await self._look()
+                await self._look(report())
                 for _ in range(round(IDLE_SECONDS / WATCHED_SECONDS)):
                     await self._clock.sleep(WATCHED_SECONDS)
                     if is_watched():
@@ -139,11 +162,15 @@ class ServerRoster:
         finally:
             self._drop()
 
-    async def _look(self) -> None:
+    async def _look(self, report: ServerReport) -> None:
         try:
             with translated():
                 if self._connection is None or self._connection.is_closed():
                     self._connection = await connect(self._url, _SETTINGS)
+                bus = report.bus
+                await self._connection.execute(
+                    _TELL, self._name, report.agents, report.controllers, bus.kind.value, bus.connected
+                )
                 asked = self._clock.monotonic()
                 self.servers = await _listed(self._connection)
                 self.read_at, self._failed = asked, False
