@@ -163,6 +163,12 @@ def test_objects_that_are_refused_leave_no_policy(seat: Seat, objects: str) -> N
     assert seat("get", "rollout-policy/tenant.clean:edge.config", "--tenant", "clean").code == 4
 
 
+def test_a_rollout_is_explained(seat: Seat) -> None:
+    assert seat("explain", "rollout/nobody").code == 4
+    assert seat("explain", "fleetwide", "rollout", "nobody").code == 4
+    assert "why a rollout waits" in seat("explain", "--kinds").out
+
+
 def test_a_lasting_policy_at_the_very_scope_counts_and_nothing_is_changed(seat: Seat) -> None:
     assert seat("apply", "-f", write(seat, layer("lasting", "info"))).code == 0
     lasting = {

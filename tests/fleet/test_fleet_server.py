@@ -62,6 +62,7 @@ def test_the_owner_asks_about_things_of_every_domain_with_one_verb(site: Site) -
         ("boards", "pin"),
         ("edge", "daemon"),
         ("edge", "worker"),
+        ("fleetwide", "rollout"),
         ("gpus", "gpu"),
         ("gpus", "provider"),
         ("instances", "group"),

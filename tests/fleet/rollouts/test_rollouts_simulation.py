@@ -14,6 +14,7 @@ from support.fleet.declared_actions import carried_out
 from support.fleet.simulated_subject import Killed, SimulatedAgent, SimulatedSubject
 
 from fleetplane.domains.fleetwide import rollout_service
+from fleetplane.domains.fleetwide.rollout_explain import RolloutExplainer
 from fleetplane.domains.fleetwide.rollout_resources import ROLLOUTS
 from fleetplane.fleet.freeze import Freezable, Freezes, FreezeSwitch
 from fleetplane.fleet.rollouts import views
@@ -171,6 +172,29 @@ async def test_a_gate_that_is_breached_halts_after_the_canary_and_rolls_back(sit
     found = views.whole(site.rollouts, site.now(rollout))
     assert found.halt[0].message == "gate errors: error_rate is 0.5, more than 0.01"
     assert [one.after for one in found.history][-3:] == ["halted", "rolling_back", "rolled_back"]
+
+
+async def test_it_is_explained_why_a_rollout_waits_has_halted_and_which_targets_failed(site: Site) -> None:
+    def told(rollout: Rollout) -> dict[str, str]:
+        explainer = RolloutExplainer(site.rollouts, site.clock)
+        assert explainer.locate("", rollout.name) == explainer.locate("tenant/a", rollout.name) == SCOPE
+        with pytest.raises(NotFound):
+            explainer.locate("tenant/b", rollout.name)
+        found = explainer.explain(SCOPE, rollout.name)
+        return {one.code: one.message for each in found for one in each.explanation.reasons}
+
+    waiting = await site.start(Policy(waves=("1", "rest"), approvals=(1,)))
+    await site.rollouts.driver.reconciler._pass(key_of(waiting))  # which keeps what the pass said
+    assert told(waiting)["APPROVAL"] == "wave 1 waits for an approval"
+    await site.order(waiting, "abort", reason="not today")
+    await site.step(waiting)
+    assert told(waiting)["ABORTED"].endswith("not today")
+
+    site.subject.agents["agent-0000"].refuses = "2"
+    halted = await site.start()
+    await site.until(halted, Phase.HALTED)
+    assert told(halted)["TARGET"] == "agent-0000: refused"
+    assert told(halted)[status_of(site.now(halted)).halt[0].code]
 
 
 async def test_a_gate_that_cannot_be_evaluated_is_never_passed(site: Site) -> None:

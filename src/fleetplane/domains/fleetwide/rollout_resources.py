@@ -19,6 +19,7 @@ from fleetplane.fleet.resources.declaration import (
     Shape,
     View,
 )
+from fleetplane.fleet.resources.declaration import Verb as ResourceVerb
 from fleetplane.fleet.rollouts.records import ROLLOUT, Rollout, status_of
 from fleetplane.fleet.rollouts.rollouts import Verb
 from fleetplane.kernel.actors import who
@@ -125,7 +126,8 @@ ROLLOUTS = PublicResource(
         Column(title="AT", value=".spec.at", wide=True),
         Column(title="BY", value=".spec.startedBy", wide=True),
     ),
-    verbs=READING,
+    verbs=READING | {ResourceVerb.EXPLAIN},
+    explain="rollout",
     actions=tuple(_action(verb, summary) for verb, summary in VERBS.items()),
     search=(".metadata.name", ".spec.subject", ".spec.startedBy"),
 )

@@ -17,11 +17,13 @@ from fleetplane.domains.fleetwide.release_resources import AGENT_VERSIONS, RELEA
 from fleetplane.domains.fleetwide.releases import FREEZABLE, ReleaseOptions, ReleaseSide
 from fleetplane.domains.fleetwide.resources import RESOURCES
 from fleetplane.domains.fleetwide.rest import GRANTS, FleetRest
+from fleetplane.domains.fleetwide.rollout_explain import RolloutExplainer
 from fleetplane.domains.fleetwide.rollout_policies import ROLLOUT_POLICIES
 from fleetplane.domains.fleetwide.rollout_policies import WRITERS as POLICY_WRITERS
 from fleetplane.domains.fleetwide.rollout_resources import ROLLOUTS
 from fleetplane.domains.fleetwide.rollout_service import RolloutService
 from fleetplane.domains.fleetwide.servers import (
+    VIEW,
     Neighbours,
     OwnFacts,
     ServerSpecView,
@@ -29,7 +31,7 @@ from fleetplane.domains.fleetwide.servers import (
     shown,
 )
 from fleetplane.domains.fleetwide.service import FleetService
-from fleetplane.fleet.explain import DomainExplainers, FleetExplanations
+from fleetplane.fleet.explain import DomainExplainers, ExplainedKind, FleetExplanations, TokenReaders
 from fleetplane.fleet.freeze import FreezeSwitch
 from fleetplane.fleet.people.account_kind import ACCOUNT
 from fleetplane.fleet.plans.declaring import with_writing
@@ -80,6 +82,14 @@ BLUEPRINT = Blueprint(
     ),
     grants={Role("local"): (Grant(permission=MANAGE),), **GRANTS},
     operator_roles=tuple(GRANTS),
+    explain={
+        "rollout": ExplainedKind(
+            summary="why a rollout waits, has halted or has gone back",
+            permission=VIEW,
+            explainer=lambda domain: domain.rollout_explainer,
+        )
+    },
+    readers=lambda domain: domain.readers,
     resources=with_writing(
         (*RESOURCES, ROLLOUT_POLICIES, ROLLOUTS, RELEASES, AGENT_VERSIONS), {**WRITERS, **POLICY_WRITERS}
     ),
@@ -143,6 +153,9 @@ class FleetwideDomain:
         self.rollouts = Rollouts(
             kernel.store, kernel.clock, subjects, self.switch.freezes, GateSources(gates)
         )
+        self.rollout_explainer = RolloutExplainer(self.rollouts, kernel.clock)
+        self.readers = TokenReaders(kernel.door, GRANTS)
+        self.explanations.domains[BLUEPRINT.name] = _explainers(BLUEPRINT, self)
         self.rest = FleetRest(
             kernel,
             self.explanations,
