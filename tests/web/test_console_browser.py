@@ -21,9 +21,12 @@ from support.web import console_looks, console_walks
 from support.web.console_fleets import GPUS, WORKSPACE, Fleets, demo_fleets
 from support.web.console_rig import Console
 
+import fleetplane.web
+
 pytestmark = needs_chromium
 
 AXE = Path(__file__).parents[2] / ".make" / "clients" / "node_modules" / "axe-core" / "axe.min.js"
+LIBRARY = Path(fleetplane.web.__file__).parent / "files" / "libraries" / "uPlot.esm.js"
 PASSWORD = "a-password-of-tests"
 TITLES = {"gpus": "GPUs", "dns-zones": "DNS zones"}
 PROVIDER = (
@@ -317,6 +320,7 @@ async def looked_at(console: Console, around: str, looks: Sequence[tuple[int, st
 
 @pytest.mark.timeout(900)
 async def test_operators_see_and_steer_every_fleet_and_tenants_only_their_own(tmp_path: Path) -> None:
+    assert LIBRARY.exists(), "the library that draws charts is missing; run: tools/setup.sh console"
     folder = tmp_path / "data"
     config = folder / "objects" / CONFIG_PATH
     folder.mkdir(mode=0o700)
