@@ -26,7 +26,7 @@ HOME, LEFT = 36, 37
 BEGIN = """(async () => {
   window.violations = [];
   addEventListener('securitypolicyviolation', (one) => window.violations.push(one.violatedDirective));
-  const { chart, chartOf, shareCursor } = await import('/ui/console/chart.mjs');
+  const { chart, chartOf, renewCharts, shareCursor } = await import('/ui/console/chart.mjs');
   document.querySelector('#sign-in').hidden = true;
   const minutes = (count, value) =>
     Array.from({length: count}, (_, n) => ({at: n * 60000, value: value(n)}));
@@ -42,6 +42,9 @@ BEGIN = """(async () => {
     chart('Nothing', '', [], how));
   document.body.replaceChildren(stack);
   window.stack = stack;
+  window.renew = () => renewCharts(stack, [
+    chart('Temperature', ' °C', heat, {...how, threshold: 80}),
+    chart('Requests', '', minutes(61, (n) => n + 100), how)]);
 })()"""
 LOADED = "performance.getEntriesByType('resource').map((one) => one.name)"
 PIXELS = """((number, token) => {
@@ -141,6 +144,13 @@ async def test_charts_are_drawn_with_gaps_thresholds_and_one_cursor(tmp_path: Pa
         await page.until(f"{told}[1] === 'all 59.0, errors 1.0'")
         assert await page.value("document.activeElement.getAttribute('aria-valuenow')") == str(59 * 60_000)
         assert "all 59.0" in await page.value("document.activeElement.getAttribute('aria-valuetext')")
+
+        # What is read again takes the place of what was there, under who looks at it.
+        await page.value("window.renew()")
+        await page.until(f"{told}.join() === '40.0 °C,159'")
+        assert await page.value("document.activeElement === document.querySelectorAll('.plot')[1]")
+        await page.press("ArrowLeft", LEFT)
+        await page.until(f"{told}.join() === '40.0 °C,158'")
 
         # Colours and sizes follow what is around; what is taken away leaves nothing behind.
         for scheme in ("dark", "light"):

@@ -104,7 +104,11 @@ export const chartOf = (title, unit, given, how) => {
       const value = valueAt(points, at, how.stepMs);
       return `${name ? `${name} ` : ""}${value === null ? "nothing" : shown(value) + unit}`;
     }).join(", ")}`);
-    if (at === null) return;
+    if (at === null) {
+      delete plot.dataset.at;
+      return;
+    }
+    plot.dataset.at = String(at);
     plot.setAttribute("aria-valuenow", String(Math.round(at)));
     plot.setAttribute("aria-valuetext", told.textContent ?? "");
   };
@@ -113,6 +117,21 @@ export const chartOf = (title, unit, given, how) => {
     (error) => figure.replaceChildren(caption, ...numbersOf(title, unit, series, error)),
   );
   return figure;
+};
+
+/**
+ * Put new charts in the place of those of before; focus and cursor stay where they are.
+ * @param {HTMLElement} node
+ * @param {Node[]} found
+ */
+export const renewCharts = (node, found) => {
+  const plots = () => /** @type {NodeListOf<HTMLElement>} */ (node.querySelectorAll(".plot"));
+  const before = [...plots()];
+  const focused = before.findIndex((one) => one === document.activeElement);
+  const at = before.find((one) => one.dataset.at)?.dataset.at;
+  node.replaceChildren(...found);
+  if (at) for (const one of plots()) one.dataset.at = at;
+  if (focused >= 0) plots()[focused]?.focus({ preventScroll: true });
 };
 
 let groups = 0;

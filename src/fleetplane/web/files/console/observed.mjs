@@ -1,7 +1,7 @@
 // What objects write down and measure, by their kind: which log has which sources and levels, and whose figures are charts.
 
 import { address, answer, listed, objectPath } from "./api.mjs";
-import { chart, chartOf, shareCursor } from "./chart.mjs";
+import { chart, chartOf, renewCharts, shareCursor } from "./chart.mjs";
 import { h, put } from "./dom.mjs";
 import { workspaceAt } from "./history.mjs";
 import { logView } from "./logview.mjs";
@@ -60,7 +60,7 @@ export const reread = (app, node, read, mark = () => app.world.measured) => {
     seen = mark();
     try {
       const found = await read();
-      if (mine === reading) node.replaceChildren(...found);
+      if (mine === reading) renewCharts(node, found);
     } catch (error) {
       if (mine === reading && !app.isRefused(error)) put(node, words(error));
     }

@@ -171,6 +171,7 @@ export const aloneOf = (column) => {
  */
 const optionsOf = (node, width, { data, from, to, scale, threshold, shown, tell }) => {
   const key = cursorOf(node);
+  const { at } = node.dataset; // where the cursor of a chart was that this one takes the place of
   const quiet = () => colour("--quiet");
   const faint = () => colour("--line");
   /** @type {Intl.DateTimeFormatOptions} */
@@ -189,6 +190,7 @@ const optionsOf = (node, width, { data, from, to, scale, threshold, shown, tell 
       return { stroke, dash, width, points: { show: false, size: 4, stroke, fill: stroke, filter: () => aloneOf(/** @type {any} */ (column)) } };
     })],
     hooks: {
+      ready: [(plot) => { if (at) plot.setCursor({ left: plot.valToPos(Number(at), "x"), top: 0 }, true); }],
       draw: [(plot) => { if (threshold !== undefined) ruled(plot, threshold); }],
       setCursor: [(plot) => { const left = plot.cursor.left ?? -1; tell(left < 0 ? null : plot.posToVal(left, "x")); }],
     },
