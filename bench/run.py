@@ -22,6 +22,7 @@ FIGURES = (
     "durable_writes",
     "group_commit",
     "bells",
+    "telemetry_rows",
     "registrations",
     "memory",
     "cold_start",

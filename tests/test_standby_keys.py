@@ -1,4 +1,4 @@
-"""A server that stands by notices keys that change while it reads them."""
+"""What a server that stands by reads: keys, whose changes it notices, and measurements of the active one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.shared.postgres_server import PostgresServer
+from support.shared.telemetry_place import TelemetryPlace, asked, bodies, line
 
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.authority import FLEET
@@ -40,3 +42,29 @@ async def test_a_key_that_changes_while_the_others_are_read_is_noticed(
         async with contextlib.AsyncExitStack() as stack:
             await reads._kernel(standby, stack, keys)
         assert keys.changed
+
+
+async def test_a_server_that_stands_by_tells_what_the_active_one_measured_and_takes_nothing_itself(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    clock, url = VirtualClock(), postgres.database()
+    master = MasterKey(bytes(32), clock)
+    async with (
+        Store.open(StoreSettings(path=tmp_path / "s.db"), kinds=KERNEL_KINDS, clock=clock) as store,
+        TelemetryPlace(path=tmp_path / "active.db", url=url).opened() as active,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        await Authority.load_or_create(store, master, clock)
+        await Operators.load(store, master, clock)
+        given: Any = SimpleNamespace(master=lambda *, may_create: master)
+        settings: Any = SimpleNamespace(data_dir=str(tmp_path), store=SimpleNamespace(url=url))
+        measuring: Any = SimpleNamespace(keeps_telemetry=True)
+        standby: Any = SimpleNamespace(store=store)
+        kernel = await StandbyReads(settings, given, (measuring,), clock)._kernel(standby, stack, _Keys())
+        assert kernel.telemetry is not None
+        active.offer(lines=[line(1)])
+        await active.flush()
+        assert await bodies(kernel.telemetry) == [1]
+        assert not kernel.telemetry.offer(lines=[line(2)])
+        assert (await active.lines(asked())).total == 1
+        assert list(tmp_path.glob("telemetry.db*")) == [], "no file of its own"

@@ -90,12 +90,12 @@ _EXPIRE: Final = (
     " WHERE s.channel = ANY($1::int8[]) AND s.at < $2 LIMIT $3))"
 )
 _SIZES: Final = (
-    f"SELECT scope, channel, source, sum(length(body) + {ROW_BYTES})::int8 FROM telemetry_summaries"
+    f"SELECT scope, channel, source, sum(pg_column_size(body) + {ROW_BYTES})::int8 FROM telemetry_summaries"
     " JOIN telemetry_channels c ON c.id = channel GROUP BY scope, channel, source"
 )
 _OLDEST: Final = (
     "DELETE FROM telemetry_summaries WHERE ctid = ANY(ARRAY(SELECT ctid FROM telemetry_summaries"
-    f" WHERE channel = $1 AND source = $2 ORDER BY at LIMIT $3)) RETURNING length(body) + {ROW_BYTES}"
+    f" WHERE channel = $1 AND source = $2 ORDER BY at LIMIT $3)) RETURNING pg_column_size(body) + {ROW_BYTES}"
 )
 
 InThread = Callable[[Callable[[], Mapping[Key, bytes]]], Awaitable[Mapping[Key, bytes]]]

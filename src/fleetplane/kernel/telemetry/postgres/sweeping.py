@@ -16,7 +16,6 @@ from typing import Any, Final
 import asyncpg
 import structlog
 
-from fleetplane.kernel.telemetry.fair_queue import tenant_of
 from fleetplane.kernel.telemetry.postgres import schema, summing
 from fleetplane.kernel.telemetry.postgres.link import Link, transaction
 from fleetplane.kernel.telemetry.postgres.schema import DAYS_AHEAD, LINES, POINTS, day_of, table_of
@@ -54,13 +53,20 @@ _DROP_SHARES: Final = (
     "WITH gone AS (DELETE FROM telemetry_shares WHERE day = $1 AND (channel = 0) = $2 RETURNING rows)"
     " SELECT coalesce(sum(rows), 0)::int8 FROM gone"
 )
-_SHARES: Final = "SELECT day, channel, scope, source, rows, bytes FROM telemetry_shares WHERE rows > 0"
-_USED: Final = (
-    f"SELECT coalesce(sum(bytes + rows * CASE WHEN channel = 0 THEN {POINT_BYTES} ELSE {LINE_BYTES} END),"
-    " 0)::int8 FROM telemetry_shares"
+_SIZE: Final = f"bytes + rows * CASE WHEN channel = 0 THEN {POINT_BYTES} ELSE {LINE_BYTES} END"
+_VICTIM: Final = (
+    "WITH sources AS (SELECT split_part(scope, '/', 1) || '/' || split_part(scope, '/', 2) AS tenant,"
+    f" channel, scope, source, min(day) AS day, sum({_SIZE}) AS size FROM telemetry_shares"
+    " WHERE rows > 0 AND (channel <> 0) = $1 GROUP BY channel, scope, source),"
+    " largest AS (SELECT tenant FROM sources GROUP BY tenant ORDER BY sum(size) DESC LIMIT 1)"
+    f" SELECT t.day, t.channel, t.scope, t.source, t.rows, ({_SIZE})::int8 AS size FROM telemetry_shares t"
+    " JOIN (SELECT * FROM sources NATURAL JOIN largest ORDER BY size DESC LIMIT 1) s"
+    " USING (day, channel, scope, source)"
 )
+"""The oldest day of the source that takes most, of the tenant that takes most: see `tenant_of`."""
+_USED: Final = f"SELECT coalesce(sum({_SIZE}), 0)::int8 FROM telemetry_shares"
 _SUMMARIES_BYTES: Final = (
-    f"SELECT coalesce(sum(length(body) + {summing.ROW_BYTES}), 0)::int8 FROM telemetry_summaries"
+    f"SELECT coalesce(sum(pg_column_size(body) + {summing.ROW_BYTES}), 0)::int8 FROM telemetry_summaries"
 )
 _ON_DISK: Final = (
     "SELECT coalesce(sum(pg_total_relation_size(inhrelid)), 0)::int8 FROM pg_inherits"
@@ -218,16 +224,11 @@ class Sweeper:
     async def _shorten(self, excess_bytes: int, *, lines: bool) -> int | None:
         """Delete some of the oldest day of the source that takes most, of the tenant that takes most."""
         async with self._link.held() as connection:
-            shares = {
-                (day, channel, scope, source): (rows, size + rows * (LINE_BYTES if channel else POINT_BYTES))
-                for day, channel, scope, source, rows, size in await connection.fetch(_SHARES)
-                if bool(channel) is lines
-            }
-            if not shares:
+            found = await connection.fetchrow(_VICTIM, lines)
+            if found is None:
                 return None
-            victim = _oldest_of_largest({key: size for key, (_, size) in shares.items()})
-            day, channel, scope, source = victim
-            rows, size = shares[victim]
+            day, channel, scope, source, rows, size = found
+            victim = (day, channel, scope, source)
             count = min(rows, SLICE_ROWS, max(1, excess_bytes * rows // size + 1))
             table = table_of(LINES if lines else POINTS, day)
             statement = _OLDEST.format(
@@ -277,14 +278,3 @@ async def _add_shares(connection: Any, rows: Counter[Share], sizes: Counter[Shar
         await connection.execute(
             _ADD_SHARES, *columns, [rows[key] for key in keys], [sizes[key] for key in keys]
         )
-
-
-def _oldest_of_largest(sizes: Mapping[Share, int]) -> Share:
-    tenants: Counter[str] = Counter()
-    sources: Counter[tuple[int, str, str]] = Counter()
-    for (_, channel, scope, source), size in sizes.items():
-        tenants[tenant_of(scope)] += size
-        sources[channel, scope, source] += size
-    largest = tenants.most_common(1)[0][0]
-    most = max((one for one in sources if tenant_of(one[1]) == largest), key=lambda one: sources[one])
-    return min(key for key in sizes if key[1:] == most)
