@@ -134,6 +134,11 @@ async def test_a_provider_is_sent_what_it_does_not_have_and_takes_part_once_it_h
         said = applied(api)
         assert said is not None
         assert (len(said.wanted), len(said.error), said.error[:3]) == (64, 500, "no ")
+        failed: dict[str, Any] = {"wanted": first, "error": "no", "failures": 1}
+        assert not (await ask(api, **failed)).HasField("settings"), "it was sent that already"
+        await subject.again(AT, ["nvml"])
+        assert (await ask(api, **failed)).settings.digest == first, "it is told to try once more"
+        assert not (await ask(api, **failed)).HasField("settings"), "once"
         await write(api, None)
         assert (await ask(api, applied=first, wanted=first)).settings.digest == NOTHING
 
@@ -212,6 +217,16 @@ async def test_after_a_restart_nobody_has_failed_before_there_was_time_to_come_b
         await lease(api, "new")
         await ask(api, "new", applied=second, wanted=second)
         assert list(subject.targets(AT)) == ["new"], "who was not heard for a day is no target"
+
+
+def test_the_call_is_let_in_like_the_other_calls_of_providers() -> None:
+    rows = {row.path.rpartition("/")[2]: row for row in BLUEPRINT.methods if "nvsentinel" not in row.path}
+    ours, theirs = rows["SyncSettings"], rows["Heartbeat"]
+    assert (ours.listener, ours.authentication, ours.permission) == (
+        theirs.listener,
+        theirs.authentication,
+        theirs.permission,
+    )
 
 
 async def test_settings_are_written_by_operators_at_the_installation_under_one_name(tmp_path: Path) -> None:

@@ -217,6 +217,39 @@ async def test_what_would_touch_anything_that_is_not_allowed_does_not_happen(
     assert (debian.file("sensor"), debian.file("sensor-lib")) == ("", "")
 
 
+async def test_who_is_not_root_asks_sudo_and_a_refusal_of_it_is_told(
+    debian: DebianRoot, folder: IdentityFolder, audit: AuditTrail, tmp_path: Path
+) -> None:
+    debian.add("sensor", "1.0")
+    debian.update()
+    sudo = tmp_path / "sudo"
+    made = packages(folder, audit, PackagePolicy(allow=("sensor",), sudo=True, timeout_seconds=120.0))
+    with patch.object(os, "geteuid", return_value=1000), patch.object(apt, "SUDO", str(sudo)):
+        for script, is_let in (
+            ("echo 'sudo: a password is required' >&2; exit 1", False),
+            ('exec "$@"', True),
+        ):
+            sudo.write_text(f'#!/bin/sh\n[ "$1 $2" = "-n --" ] || exit 9\nshift 2\n{script}\n')
+            sudo.chmod(0o755)
+            if not is_let:
+                with pytest.raises(FleetplaneError, match="a password is required"):
+                    await bring(made, sensor="")
+                assert not debian.file("sensor")
+        assert await bring(made, sensor="") == {"sensor": "1.0"}
+
+
+async def test_an_apt_that_does_not_end_is_ended_and_told_of(
+    folder: IdentityFolder, audit: AuditTrail, tmp_path: Path
+) -> None:
+    stuck = tmp_path / "apt-get"
+    stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
+    stuck.chmod(0o755)
+    made = packages(folder, audit, PackagePolicy(allow=("no-such-package",), timeout_seconds=0.5))
+    with patch.object(apt, "APT_GET", str(stuck)), pytest.raises(FleetplaneError, match="in its time"):
+        await bring(made, no_such_package="")
+    assert not folder.packages.exists(), "nothing was changed, so there is no way back to keep"
+
+
 async def test_a_keeper_reports_packages_and_leaves_what_runs_alone_if_they_fail(
     debian: DebianRoot, tmp_path: Path
 ) -> None:

@@ -146,10 +146,7 @@ class Apt:
         if ran.exit_code and INTERRUPTED in f"{ran.out}{ran.err}":
             await finish(self._changed(DPKG, ("--force-confdef", "--force-confold", "--configure", "-a")))
             ran = await finish(self._changed(APT_GET, words))
-        if ran.timed_out:
-            raise Unavailable(f"apt-get did not end within {self._timeout_seconds:g} s")
-        if ran.exit_code:
-            raise Unavailable(ran.problem or f"apt-get ended with {ran.exit_code}")
+        _require_success(ran)
 
     async def _changed(self, program: str, words: Sequence[str]) -> Ran:
         """Run with the rights that changing needs; what it wrote is kept."""
@@ -183,9 +180,15 @@ def _spelled(versions: Mapping[str, str]) -> list[str]:
 
 
 def _planned(ran: Ran) -> AptPlan:
+    _require_success(ran)
+    return plan_of(ran.out)
+
+
+def _require_success(ran: Ran) -> None:
+    if ran.timed_out:
+        raise Unavailable(f"apt-get did not end in its time: {ran.problem or 'it wrote nothing'}")
     if ran.exit_code:
         raise Unavailable(ran.problem or f"apt-get ended with {ran.exit_code}")
-    return plan_of(ran.out)
 
 
 def plan_of(text: str) -> AptPlan:
