@@ -64,7 +64,7 @@ def migrate(
     The settings name the empty database, `[store] url`. The file is checked as for a backup, copied in one
     transaction and compared; then it is set aside. Lineage, revisions, secrets and the audit log stay the
     same: watches resume, and agents notice nothing but the pause. Measurements and log lines follow in
-    batches, those that are still kept; 8 GiB of them take about ten minutes. Interrupted, it can be repeated.
+    batches, those that are still kept. Interrupted, it can be repeated.
     """
     del source, target  # the only ones that there are
     from fleetplane.migration import migrate as move

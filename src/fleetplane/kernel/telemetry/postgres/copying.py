@@ -123,13 +123,14 @@ async def _put_series(source: sqlite3.Connection, target: Any, oldest_ns: int) -
 
 
 async def _put_points(source: sqlite3.Connection, target: Any, series: dict[int, int], oldest_ns: int) -> int:
-    total = 0
+    total, there = 0, set[int]()
     query = "SELECT series, at_ns, value, base FROM points WHERE at_ns >= ?"
     for page in _pages(source, query, (oldest_ns,), BATCH_ROWS):
         rows: list[PointRow] = sorted((series[row[0]], *row[1:]) for row in page if row[0] in series)
         if not rows:
             continue
-        await schema.make_days(target, POINTS, {day_of(row[1]) for row in rows})
+        if not (days := {day_of(row[1]) for row in rows}) <= there:
+            there = await schema.make_days(target, POINTS, days)
         try:
             async with transaction(target):
                 await copy(target, POINTS, POINT_COLUMNS, encoding.points(rows))
@@ -142,7 +143,7 @@ async def _put_points(source: sqlite3.Connection, target: Any, series: dict[int,
 async def _put_lines(
     source: sqlite3.Connection, target: Any, channels: dict[int, int], oldest_ns: int
 ) -> int:
-    total = 0
+    total, there = 0, set[int]()
     query = "SELECT channel, at_ns, mark, code, source, subject, action, body FROM lines WHERE at_ns >= ?"
     for page in _pages(source, query, (oldest_ns,), PAGE_ROWS):
         rows = sorted(
@@ -152,7 +153,8 @@ async def _put_lines(
         )
         if not rows:
             continue
-        await schema.make_days(target, LINES, {day_of(row.at_ns) for row in rows})
+        if not (days := {day_of(row.at_ns) for row in rows}) <= there:
+            there = await schema.make_days(target, LINES, days)
         try:
             async with transaction(target):
                 await copy(target, LINES, LineRow._fields, encoding.lines(rows))
