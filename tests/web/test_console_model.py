@@ -78,6 +78,14 @@ def test_the_page_of_servers_says_first_whether_something_is_wrong() -> None:
     assert results()["serverLags"] == ["1 group", "-"]
 
 
+def test_series_of_the_resource_api_become_charts() -> None:
+    assert results()["charts"] == [
+        ["Sent", " KB/s", [{"at": 60_000, "value": 2.5}], None, None],
+        ["Processor", " %", [], 100, 90],
+        ["Drops", "/s", [], None, None],
+    ]
+
+
 def test_the_model_follows_events_filters_and_schemas() -> None:
     found = results()
     assert found["beforeBookmark"] == [False, "", 0]

@@ -156,6 +156,12 @@ def figures(plural: str, query: Query) -> Request:
     return Request(method="GET", path=object_path("figures", _word(plural)), query=asked)
 
 
+def history(plural: str, name: str, *, scope: str, since: str, until: str, step: int) -> Request:
+    """What was measured of an object over time."""
+    asked = {"scope": scope, "from": since, "to": until, "step": str(step) if step else ""}
+    return Request(method="GET", path=object_path(_word(plural), _name(name), "figures"), query=asked)
+
+
 def plan(
     objects: Sequence[Mapping[str, Any]], *, owner: str, scope: str, prune: bool, take_over: bool
 ) -> Request:

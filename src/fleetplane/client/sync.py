@@ -246,6 +246,17 @@ class Resources:
         found = requests.mapping(self.fleet.call(requests.figures(self.plural, query or Query(**asked))))
         return requests.items(found)
 
+    def history(
+        self, name: str, *, scope: str = "", since: str = "", until: str = "", step: int = 0
+    ) -> Mapping[str, Any]:
+        """What was measured of an object over time: `series`, each with `name`, `unit` and `points`.
+
+        `since` and `until` are times such as 2026-03-01T00:00:00Z (the last hour, if not given), `step` is
+        in seconds.
+        """
+        request = requests.history(self.plural, name, scope=scope, since=since, until=until, step=step)
+        return requests.mapping(self.fleet.call(request))
+
     def wait_for(
         self, name: str, expected: str, *, scope: str = "", seconds: float | None = None
     ) -> Object | None:

@@ -229,13 +229,14 @@ async def test_who_asks_is_told_that_something_was_measured_and_nobody_else(
     clock = SystemClock()
 
     def point(value: float) -> Point:
-        return Point(scope="boards", series="cpu_usage", source="attic", at_ns=clock.now_ns(), value=value)
+        return Point(scope="tenant/acme", series="cpu", source="n1", at_ns=clock.now_ns(), value=value)
 
     async with (
         Telemetry.open(tmp_path / "telemetry.db", clock) as telemetry,
         resources_rig(tmp_path, telemetry=telemetry) as rig,
     ):
-        viewer = await rig.token("v", VIEWER)
+        viewer = await rig.token("v", VIEWER, EDGE_ADMIN)
+        await rig.node("acme", "n1")
         telemetry.offer(points=[point(1.0)])
         await telemetry.flush()
         async with (

@@ -187,14 +187,14 @@ async def test_a_server_that_only_reads_tells_what_another_wrote_and_that_it_did
     shared: TelemetryPlace,
 ) -> None:
     async with shared.opened() as writer, shared.opened(only_reads=True) as reader:
-        before = reader.stamp
+        before = reader.elsewhere
         assert not reader.offer(points=[point(1)])
         writer.offer(points=[point(1)], lines=[line(1)])
         await writer.flush()
         assert await bodies(reader) == [1]
         assert set(await reader.latest("org/a", "load", **WINDOW)) == {"one"}
         async with asyncio.timeout(60):
-            while reader.stamp == before:
+            while reader.elsewhere == before:
                 await asyncio.sleep(0.01)
 
 

@@ -109,6 +109,8 @@ results.groups = [{selector: {os: "linux", arch: "", tools: ["git"], labels: [],
   const told = servers.serverFigures('# HELP x\nfleetplane_store_resources 57.0\nfleetplane_store_queued 3.0\nfleetplane_sessions_open{domain="edge"} 2.0\nfleetplane_sessions_refused_total{domain="edge"} 1.0\nfleetplane_reconcile_queued{controller="instances/groups"} 4.0\nfleetplane_reconcile_leases_lost_total{controller="instances/groups"} 1.0\nother 1\n');
   results.server = [told.database[0], told.database[2], told.sessions, told.controllers];
 }
+results.charts = [{title: "Sent", unit: "B/s", full: null, high: null, points: [{at: "1970-01-01T00:01:00Z", average: 2500}]}, {title: "Processor", unit: "%", full: 100, high: 90, points: []}, {title: "Drops", unit: "/s", full: null, high: null, points: []}]
+  .map(observed.chartParts).map((one) => [one.title, one.unit, one.points, one.most ?? null, one.threshold ?? null]);
 {
   const nowMs = Date.parse("2026-01-02T00:01:00Z");
   const one = (name, state, more = {}) => ({metadata: {name}, status: {state, writable: state === "active", fresh: true, silentSince: null, lagGroups: 0, lagSeconds: 0, ...more}});

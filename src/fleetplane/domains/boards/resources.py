@@ -187,7 +187,7 @@ BOARDS = PublicResource(
         Column(title="MODEL", value=".status.model", wide=True),
         Column(title="AGENT", value=".status.agentVersion", wide=True),
     ),
-    verbs=READING | {Verb.EXPLAIN, Verb.LOGS, Verb.FIGURES},
+    verbs=READING | {Verb.EXPLAIN, Verb.LOGS, Verb.FIGURES, Verb.HISTORY},
     actions=(
         Action(
             name="run",
@@ -203,6 +203,7 @@ BOARDS = PublicResource(
     explain="board",
     logs=telemetry.logs,
     figures=telemetry.figures,
+    history=telemetry.history,
     search=(".metadata.name", ".spec.address", ".spec.serialNumber", ".spec.macAddress"),
 )
 

@@ -23,7 +23,10 @@ class DaemonRegister:
         self._tokens = tokens
 
     def recognise(self, context: CallContext, name: str) -> str:  # noqa: ARG002  # the token says it
-        """The node whose token the call shows."""
+        return self.node(context).name
+
+    def node(self, context: CallContext) -> EdgeNode:
+        """The enrolled node whose token the call shows; raises `Unauthenticated`."""
         shown = context.field(b"authorization") or b""
         if shown[: len(BEARER)].lower() != BEARER:
             raise Unauthenticated("the token of an enrolled node is required")
@@ -31,7 +34,7 @@ class DaemonRegister:
         node = self._find(claims.node_id)
         if claims.role != EDGE_ROLE or node is None or node.scope != tenant_scope(claims.tenant):
             raise Unauthenticated("the token is not of a daemon that is enrolled", hint="enrol it again")
-        return claims.node_id
+        return node
 
     def card(self, agent: str) -> AgentCard | None:
         """A daemon by its node id; None once it is revoked."""

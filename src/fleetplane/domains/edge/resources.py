@@ -23,6 +23,7 @@ from fleetplane.domains.edge.runs import selectors
 from fleetplane.domains.edge.runs.channel import EDGE_RUN, EdgeRunSpec, ToolRequest
 from fleetplane.domains.edge.runs.target_spellings import Target, TargetKind
 from fleetplane.domains.edge.streams.call_encoding import SECURITY_CONTEXT, decode_outcome
+from fleetplane.fleet.figures import kept_figures, kept_history
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.acting import freeze_actions
 from fleetplane.fleet.resources.declaration import (
@@ -178,7 +179,9 @@ EDGE_NODES = PublicResource(
         Column(title="ARCH", value=".status.arch", wide=True),
         Column(title="CONFIG", value=".status.configVersion", wide=True),
     ),
-    verbs=READING | {Verb.EXPLAIN},
+    verbs=READING | {Verb.EXPLAIN, Verb.FIGURES, Verb.HISTORY},
+    figures=kept_figures,
+    history=kept_history,
     actions=(
         Action(
             name="drain",

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from prometheus_client.registry import Collector
 
 from fleetplane.domains.blueprint import Blueprint, Kernel, Service
-from fleetplane.domains.edge import access
+from fleetplane.domains.edge import access, figures
 from fleetplane.domains.edge.desired import DESIRED, WRITERS
 from fleetplane.domains.edge.explain import DaemonExplainer, WorkerExplainer
 from fleetplane.domains.edge.grpc.relay import Relay, RelayOptions
@@ -20,7 +20,7 @@ from fleetplane.domains.edge.identity.policy import IdentityPolicy
 from fleetplane.domains.edge.metrics import EdgeCollector
 from fleetplane.domains.edge.nodes.config_layers import CONFIG_LAYER, ConfigLayers
 from fleetplane.domains.edge.nodes.groups import EDGE_GROUP, Groups
-from fleetplane.domains.edge.releases import AUDIENCE
+from fleetplane.domains.edge.releases import AUDIENCE, DaemonRegister
 from fleetplane.domains.edge.resources import RESOURCES
 from fleetplane.domains.edge.rest.assembly import RestSide
 from fleetplane.domains.edge.rollout import LayerConfiguration
@@ -28,6 +28,9 @@ from fleetplane.domains.edge.runs.channel import EDGE_RUN, EdgeChannel, EdgeRuns
 from fleetplane.domains.edge.streams.assembly import StreamOptions, StreamSide
 from fleetplane.domains.edge.wire.messages import Progress
 from fleetplane.fleet.explain import ExplainedKind, Explainer, TokenReaders
+from fleetplane.fleet.figures import FigureKeeper
+from fleetplane.fleet.figures_service import SERVICE as FIGURES
+from fleetplane.fleet.figures_service import FigureService
 from fleetplane.fleet.freeze import Freezable
 from fleetplane.fleet.plans.declaring import with_writing
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
@@ -44,8 +47,9 @@ CA_PATH = "/v1/edge/ca.pem"
 
 BLUEPRINT = Blueprint(
     name="edge",
+    keeps_telemetry=True,
     kinds=(*identity_side.KINDS, CONFIG_LAYER, EDGE_GROUP, EDGE_RUN, COMMAND, COMMAND_TARGET, *ROLLOUT_KINDS),
-    methods=identity_side.METHODS,
+    methods=(*identity_side.METHODS, *figures.ROWS),
     grants=identity_side.GRANTS,
     operator_roles=access.ROLES,
     explain={
@@ -168,7 +172,16 @@ class EdgeDomain:
             "daemon": DaemonExplainer(store, presences, layers, clock),
             "worker": WorkerExplainer(store, identity.workers, clock),
         }
-        self.services: Sequence[Service] = (identity.service(self.streams.streams, self._relay),)
+        self.figures = FigureKeeper(kernel.telemetry, clock, prefix=figures.PREFIX, measures=figures.MEASURES)
+        intake = figures.DaemonFigures(DaemonRegister(store, identity.tokens), self.figures)
+        self.services: Sequence[Service] = (
+            identity.service(self.streams.streams, self._relay),
+            Service(
+                listener=identity_side.LISTENER,
+                descriptor=FIGURES,
+                servicer=FigureService(intake),
+            ),
+        )
         self.authenticators: Mapping[str, Mapping[Authentication, Authenticator]] = identity.authenticators
         self.server_names: Sequence[str] = _host_of(options.public_endpoint)
         self.collectors: Sequence[Collector] = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
 from fleetplane.fleet.explain import FleetExplanations
@@ -19,9 +18,9 @@ from fleetplane.fleet.resources.access import ApiDoor, ApiGate, BoundDoor
 from fleetplane.fleet.resources.catalogue import Catalogue, Member
 from fleetplane.fleet.resources.changes import Changes
 from fleetplane.fleet.resources.computed import Observations
+from fleetplane.fleet.resources.measuring import Measurements
 from fleetplane.fleet.resources.rest import PREFIX, ResourceRoutes
 from fleetplane.fleet.resources.watching import Watching
-from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.web.apis import problems
 from fleetplane.web.apis.scope_paths import ScopePaths
 from fleetplane.web.ops import Mount
@@ -55,14 +54,14 @@ class ResourceApi:
         self.catalogue = Catalogue(_members(running))
         self.changes = Changes(kernel.store, self.catalogue, ring_events=ring_events)
         self.observations = Observations(kernel.store, self.catalogue)
-        self.watching = Watching(
-            kernel.store, self.changes, self.observations, measured=partial(_written, kernel.telemetry)
-        )
+        measurements = Measurements(kernel.store, self.catalogue, kernel.telemetry)
+        self.watching = Watching(kernel.store, self.changes, self.observations, measurements)
         self._routes = ResourceRoutes(
             kernel.store,
             self.catalogue,
             self.door,
             self.watching,
+            clock=kernel.clock,
             explanations=explanations,
             switch=switch,
         )
@@ -107,10 +106,6 @@ class ResourceApi:
         async with asyncio.TaskGroup() as running:
             running.create_task(self._family.run())
             running.create_task(self.follow())
-
-
-def _written(telemetry: Telemetry | None) -> int:
-    return telemetry.stamp if telemetry is not None else 0
 
 
 def _members(running: Iterable[tuple[Blueprint, Domain]]) -> Iterator[Member]:

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from fleetplane.domains.gpus import rules
+from fleetplane.domains.gpus.figures import provider_figures, provider_history
 from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, REGISTRANT_LABEL, SCOPE, Gpu
 from fleetplane.domains.gpus.provider_settings.kinds import SettingsApplied, SettingsAppliedStatus
 from fleetplane.domains.gpus.providers import Lease
+from fleetplane.fleet.figures import kept_figures, kept_history
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.common import as_stored, made_up
 from fleetplane.fleet.resources.declaration import (
@@ -103,7 +105,9 @@ GPUS = PublicResource(
         Column(title="PROVIDER", value=".status.provider", wide=True),
         Column(title="ACTION", value=".status.recommendedAction", wide=True),
     ),
-    verbs=READING | {Verb.EXPLAIN},
+    verbs=READING | {Verb.EXPLAIN, Verb.FIGURES, Verb.HISTORY},
+    figures=kept_figures,
+    history=kept_history,
     relates=(Related(resource="provider", path=".status.provider"),),
     explain="gpu",
     search=(".metadata.name", ".spec.uuid"),
@@ -180,7 +184,9 @@ PROVIDERS = PublicResource(
         Column(title="GPUS", value=".status.gpus", type="number"),
         Column(title="HEARD", value=".status.heardAt", type="age"),
     ),
-    verbs=READING | {Verb.EXPLAIN},
+    verbs=READING | {Verb.EXPLAIN, Verb.FIGURES, Verb.HISTORY},
+    figures=provider_figures,
+    history=provider_history,
     explain="provider",
     computed=providers,
     observed=Observed(matters=lambda made: _news(made.status)),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NoReturn
 
 from prometheus_client.registry import Collector
 
 from fleetplane.domains.blueprint import Blueprint, Kernel, Service
-from fleetplane.domains.gpus import rules
+from fleetplane.domains.gpus import figures, rules
 from fleetplane.domains.gpus.explain import GpuExplainer, ProviderExplainer
 from fleetplane.domains.gpus.grpc.device_api import GpuReader, GpuService, ProviderService, SentinelGpuService
 from fleetplane.domains.gpus.grpc.generations import Generation
@@ -27,6 +29,9 @@ from fleetplane.domains.gpus.rollout import ProviderSettingsSubject
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.domains.gpus.wire import Dialect
 from fleetplane.fleet.explain import ExplainedKind, Explainer, TokenReaders
+from fleetplane.fleet.figures import FigureKeeper
+from fleetplane.fleet.figures_service import SERVICE as FIGURES
+from fleetplane.fleet.figures_service import FigureService
 from fleetplane.fleet.freeze import Freezable
 from fleetplane.fleet.plans.declaring import with_writing
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
@@ -57,6 +62,7 @@ _FIRST = first_pb2.DESCRIPTOR.services_by_name["GpuService"]
 BLUEPRINT = Blueprint(
     name="gpus",
     kinds=(GPU, *SETTINGS_KINDS, *ROLLOUT_KINDS),
+    keeps_telemetry=True,
     methods=(
         *service_rows(_SETTINGS, WRITE, listener=LISTENER, authentication=Authentication.SOCKET),
         *(
@@ -89,6 +95,7 @@ BLUEPRINT = Blueprint(
                 ("nvidia.nvsentinel.v1alpha1", "GpuService/DeleteGpu", WRITE),
             )
         ),
+        *figures.ROWS,
     ),
     grants={LOCAL: (Grant(permission=READ), Grant(permission=WRITE)), **READER_GRANTS},
     operator_roles=tuple(READER_GRANTS),
@@ -154,6 +161,16 @@ class GpuDomain:
             "gpu": GpuExplainer(kernel.store, self._providers, kernel.clock),
             "provider": ProviderExplainer(kernel.store, self._providers, kernel.clock),
         }
+        self._clock = kernel.clock
+        self.figures = FigureKeeper(
+            kernel.telemetry, kernel.clock, prefix=figures.PREFIX, measures=figures.MEASURES
+        )
+        self.provider_figures = FigureKeeper(
+            kernel.telemetry,
+            kernel.clock,
+            prefix=figures.PROVIDERS_PREFIX,
+            measures=figures.PROVIDER_MEASURES,
+        )
         self.services: Sequence[Service] = (
             Service(
                 listener=LISTENER,
@@ -171,6 +188,11 @@ class GpuDomain:
                 listener=LISTENER, descriptor=_PROVIDER, servicer=ProviderService(self._gpus, self._providers)
             ),
             Service(listener=LISTENER, descriptor=_SETTINGS, servicer=ProviderSettingsService(self.settings)),
+            Service(
+                listener=LISTENER,
+                descriptor=FIGURES,
+                servicer=FigureService(figures.GpuFigures(kernel.store, self.figures)),
+            ),
         )
         self.collectors: Sequence[Collector] = (
             GpuCollector(
@@ -207,7 +229,15 @@ class GpuDomain:
         await self._gpus.silence(None, message=rules.NOT_HEARD_SINCE_START)
 
     async def run(self) -> None:
-        await self._providers.watch_over()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._providers.watch_over(), name="gpus/providers")
+            tasks.create_task(self._look(), name="gpus/figures")
+
+    async def _look(self) -> NoReturn:
+        """Keep over time how GPUs are, whoever reports them."""
+        while True:
+            figures.look(self._store.list(GPU), self.figures, self.provider_figures)
+            await self._clock.sleep(figures.LOOK_SECONDS)
 
     def drain(self) -> None:
         self._reader.close()

@@ -27,6 +27,7 @@ from fleetplane.domains.instances.live import observed
 from fleetplane.domains.instances.records.groups import Groups
 from fleetplane.domains.instances.rest.views import Counts, counts
 from fleetplane.domains.instances.rules import decide as rules
+from fleetplane.fleet.figures import kept_figures, kept_history
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.acting import freeze_actions
 from fleetplane.fleet.resources.common import as_stored, made_up
@@ -173,8 +174,10 @@ INSTANCES = PublicResource(
         Column(title="PROVIDER-ID", value=".status.providerId", wide=True),
         Column(title="ERROR", value=".status.lastError", wide=True),
     ),
-    verbs=READING | {Verb.EXPLAIN, Verb.LOGS},
+    verbs=READING | {Verb.EXPLAIN, Verb.LOGS, Verb.FIGURES, Verb.HISTORY},
     logs=observed.instance_logs,
+    figures=kept_figures,
+    history=kept_history,
     actions=(
         Action(
             name="drain",

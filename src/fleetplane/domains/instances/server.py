@@ -11,7 +11,7 @@ import structlog
 from prometheus_client.registry import Collector
 
 from fleetplane.domains.blueprint import Blueprint, Kernel, Service
-from fleetplane.domains.instances import access
+from fleetplane.domains.instances import access, figures
 from fleetplane.domains.instances.configuration.schema import PROVIDERS
 from fleetplane.domains.instances.content.downloads import Downloads
 from fleetplane.domains.instances.content.files import Addresses, FileMaker, Secrets
@@ -47,6 +47,7 @@ from fleetplane.domains.instances.rollout import GroupTemplates
 from fleetplane.domains.instances.rules import quotas
 from fleetplane.domains.instances.rules.workload import SERVER_NAME
 from fleetplane.fleet.explain import ExplainedKind, Explainer, TokenReaders
+from fleetplane.fleet.figures import FigureKeeper
 from fleetplane.fleet.freeze import Freezable
 from fleetplane.fleet.plans.declaring import with_writing
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
@@ -100,6 +101,7 @@ _RULES: Mapping[str, tuple[Authentication, Permission | None, Rate | None]] = {
 BLUEPRINT = Blueprint(
     name="instances",
     kinds=(*KINDS, *ROLLOUT_KINDS),
+    keeps_telemetry=True,
     methods=tuple(
         row
         for listener, service in _SERVICES
@@ -260,11 +262,15 @@ class InstanceDomain:
             images=self._images.ids,
             reserved=self._reserved,
         )
+        self.figures = FigureKeeper(
+            kernel.telemetry, kernel.clock, prefix=figures.PREFIX, measures=figures.MEASURES
+        )
         self._agents = AgentService(
             instances=self._instances,
             groups=self._groups,
             reports=self._reports,
             activity=self._activity,
+            measured=self.figures,
             files=self._files,
             workloads=workloads,
             sessions=self._sessions,

@@ -70,6 +70,8 @@ def _report(message: agent_pb2.HealthReportRequest) -> Report:
         memory_usage=metrics.memory_usage if metrics.HasField("memory_usage") else None,
         conntrack_percent=_conntrack(metrics),
         dropped_packets=_dropped(metrics),
+        received_bytes=metrics.network_interface.rx_bytes if metrics.HasField("network_interface") else None,
+        sent_bytes=metrics.network_interface.tx_bytes if metrics.HasField("network_interface") else None,
         connections=dict(metrics.ebpf_counters),
     )
 

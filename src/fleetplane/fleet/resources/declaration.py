@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from fleetplane.fleet.figures import Figures, MeasuredSeries, Stretch
 from fleetplane.fleet.freeze import FreezeSwitch
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.resources import AnyKind, AnyResource, Condition, Kind, Resource, SpecT, StatusT
@@ -43,6 +44,7 @@ class Verb(StrEnum):
     EXPLAIN = "explain"
     LOGS = "logs"
     FIGURES = "figures"
+    HISTORY = "history"
     PUT = "put"
     PATCH = "patch"
     DELETE = "delete"
@@ -240,16 +242,6 @@ class LogCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """What was measured of one object lately."""
-
-    at_ns: int
-    """Of the latest."""
-    values: Mapping[str, float]
-    """By name, with the unit last: `cpuPercent`, `requestsPerSecond`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """How what is not stored changes, so that it can be watched."""
 
@@ -303,8 +295,10 @@ class PublicResource(Generic[ViewSpecT, ViewStatusT]):
     logs: Callable[[LogCall], AsyncGenerator[LogLine, None]] | None = None
     """What an object writes down: the lines of its log, oldest first. With `Verb.LOGS`."""
     figures: Callable[[Any, Sequence[AnyResource]], Awaitable[Mapping[str, Figures]]] | None = None
-    """The latest figures of some objects, by their stored names, from the running domain. With
+    """The latest figures of objects of one stored scope, by their names, from the running domain. With
     `Verb.FIGURES`."""
+    history: Callable[[Any, AnyResource, Stretch], Awaitable[Sequence[MeasuredSeries]]] | None = None
+    """The figures of one object over time, from the running domain. With `Verb.HISTORY`."""
     observed: Observed | None = None
     """Of what is not stored: how it changes; needed where it can be watched."""
     shows: Callable[[Any], bool] = field(default=lambda _stored: True)

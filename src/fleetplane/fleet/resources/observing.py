@@ -1,9 +1,10 @@
-"""What objects write down and measure: their logs, as server-sent events, and their latest figures.
+"""What objects write down and measure: their logs, as server-sent events, and their figures.
 
     GET /apis/v1/boards/NAME/logs      entry, then `end`; with `follow`, until the reader leaves; or `error`
     GET /apis/v1/figures/boards        of every object that has some, at and below a scope
+    GET /apis/v1/boards/NAME/figures   of one object over time
 
-Both come from the domain of the object; nothing of them is stored with it.
+All of it comes from the domain of the object; nothing of them is stored with it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from typing import Any
 
 import msgspec
 
+from fleetplane.fleet.figures import Figures, MeasuredSeries, Stretch
 from fleetplane.fleet.resources.access import Sight
 from fleetplane.fleet.resources.catalogue import Entry, Found
-from fleetplane.fleet.resources.declaration import Figures, LogCall, LogQuery, Reading, Shape
+from fleetplane.fleet.resources.declaration import LogCall, LogQuery, Reading, Shape
 from fleetplane.fleet.resources.listing import is_seen
 from fleetplane.fleet.resources.selection import Selection
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, NotFound, ResourceExhausted
-from fleetplane.kernel.values.times import spelled
+from fleetplane.kernel.values.times import NS, spelled
+from fleetplane.web import times
 from fleetplane.web.rest.pages import flag, whole_number
 from fleetplane.web.rest.routes import Call, Query
 from fleetplane.web.streaming import event
@@ -35,6 +38,9 @@ READERS = 512
 """Of logs at once; each costs a task and one line."""
 OBJECTS_MOST = 1000
 """Whose figures one answer has: about 200 bytes each."""
+
+STEP_MOST_SECONDS = 31 * 86_400
+HOUR_NS = 3600 * NS
 
 LOG_QUERY: Sequence[Query] = (
     Query(name="follow", summary="Go on with lines as they come", kind="boolean"),
@@ -52,6 +58,19 @@ LOG_QUERY: Sequence[Query] = (
 )
 
 
+HISTORY_QUERY: Sequence[Query] = (
+    Query(name="from", summary="From when, such as 2026-03-01T00:00:00Z; an hour before the end by default"),
+    Query(name="to", summary="Until when; now if not given"),
+    Query(
+        name="step",
+        summary="Seconds of a step; as wide as gives a usual chart if not given",
+        kind="integer",
+        low=1,
+        high=STEP_MOST_SECONDS,
+    ),
+)
+
+
 class ObjectFigures(Shape, frozen=True):
     """The latest figures of one object."""
 
@@ -64,6 +83,42 @@ class ObjectFigures(Shape, frozen=True):
 class FigureList(Shape, frozen=True):
     kind: str
     items: Sequence[ObjectFigures]
+
+
+class FigurePoint(Shape, frozen=True):
+    """What was measured in one step."""
+
+    at: str
+    """Where the step begins."""
+    average: float
+    lowest: float
+    highest: float
+
+
+class FigureSeries(Shape, frozen=True):
+    """One measure over time; steps in which nothing was measured are left out."""
+
+    name: str
+    title: str
+    unit: str
+    """As it stands behind a value."""
+    full: float | None
+    """The end of the scale, where there is one."""
+    high: float | None
+    """From where a value is worth a look."""
+    points: Sequence[FigurePoint]
+
+
+class FigureHistory(Shape, frozen=True):
+    """The figures of one object over time."""
+
+    kind: str
+    name: str
+    scope: str
+    since: str
+    until: str
+    step_seconds: float
+    series: Sequence[FigureSeries]
 
 
 def log_query(call: Call[Any]) -> LogQuery:
@@ -151,9 +206,59 @@ async def figures(
                 field="scope",
                 hint="ask for a scope below, or for labels",
             )
-        known = await member.resource.figures(member.running, [found.stored for found in chosen])
-        told += [_shown(found, known[found.stored.name]) for found in chosen if found.stored.name in known]
+        by_scope: dict[str, list[Found]] = {}
+        for found in chosen:
+            by_scope.setdefault(found.stored.scope, []).append(found)
+        for some in by_scope.values():  # names are unique in a scope only
+            known = await member.resource.figures(member.running, [found.stored for found in some])
+            told += [_shown(found, known[found.stored.name]) for found in some if found.stored.name in known]
     return FigureList(kind="figures", items=told)
+
+
+def stretch(call: Call[Any], now_ns: int) -> Stretch:
+    """The time that a request asks about; raises `InvalidArgument`."""
+    to_ns = times.parsed(call.query["to"], field="to") if call.query.get("to") else now_ns
+    from_ns = times.parsed(call.query["from"], field="from") if call.query.get("from") else to_ns - HOUR_NS
+    step = whole_number(call, "step", default=0, low=1, high=STEP_MOST_SECONDS)
+    asked = Stretch(from_ns=from_ns, to_ns=to_ns, step_seconds=step)
+    asked.width_ns()
+    return asked
+
+
+async def history(found: Found, asked: Stretch) -> FigureHistory:
+    """What was measured of one object over time."""
+    resource = found.member.resource
+    if resource.history is None:
+        raise NotFound(f"{found.called.name} has no figures over time")
+    series = await resource.history(found.member.running, found.stored, asked)
+    return FigureHistory(
+        kind="figure-history",
+        name=found.called.name,
+        scope=found.called.scope,
+        since=spelled(asked.from_ns),
+        until=spelled(asked.to_ns),
+        step_seconds=asked.width_ns() / NS,
+        series=[_series(one) for one in series],
+    )
+
+
+def _series(one: MeasuredSeries) -> FigureSeries:
+    return FigureSeries(
+        name=one.measure.name,
+        title=one.measure.title,
+        unit=one.measure.unit,
+        full=one.measure.full,
+        high=one.measure.high,
+        points=[
+            FigurePoint(
+                at=spelled(bucket.at_ns),
+                average=bucket.average,
+                lowest=bucket.lowest,
+                highest=bucket.highest,
+            )
+            for bucket in one.buckets
+        ],
+    )
 
 
 def _shown(found: Found, measured: Figures) -> ObjectFigures:

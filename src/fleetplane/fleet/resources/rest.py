@@ -8,6 +8,7 @@
     GET  /apis/v1/gpus/NAME/explain                why an object is as it is
     GET  /apis/v1/boards/NAME/logs                 what an object writes down, as server-sent events
     GET  /apis/v1/figures/boards                   what was measured of objects lately
+    GET  /apis/v1/boards/NAME/figures              what was measured of one object over time
     POST /apis/v1/groups/NAME/actions/scale        something that is done to one object
 
 A scope is a parameter of the query, or stands in the path before the resource: see `web/apis/scope_paths.py`.
@@ -39,6 +40,7 @@ from fleetplane.fleet.resources.declaration import Action, Verb
 from fleetplane.fleet.resources.discovery import Discovery
 from fleetplane.fleet.resources.tables import Table
 from fleetplane.fleet.resources.watching import Watching, WatchQuery, parsed_of
+from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import Needs
@@ -99,9 +101,11 @@ class ResourceRoutes:
         door: ApiDoor,
         watching: Watching,
         *,
+        clock: Clock,
         explanations: FleetExplanations,
         switch: FreezeSwitch,
     ) -> None:
+        self._clock = clock
         self._explanations = explanations
         self._switch = switch
         self._store = store
@@ -213,6 +217,17 @@ class ResourceRoutes:
                 summary=f"What was measured of {resource.plural} lately",
                 answer=observing.FigureList,
                 query=FIGURES_QUERY,
+                **about,  # type: ignore[arg-type]
+            )
+
+        if Verb.HISTORY in resource.verbs:
+            yield Route(
+                method="GET",
+                path=f"/{resource.plural}/{{name}}/figures",
+                handler=_named(f"history_{_word(resource.name)}", self._historian(entry)),
+                summary=f"What was measured of one object of {resource.plural} over time",
+                answer=observing.FigureHistory,
+                query=(SCOPE, *observing.HISTORY_QUERY),
                 **about,  # type: ignore[arg-type]
             )
 
@@ -339,6 +354,13 @@ class ResourceRoutes:
             return Answer(
                 content=await observing.figures(entry, self._store, scope, chosen, self.sight(call))
             )
+
+        return handle
+
+    def _historian(self, entry: Entry) -> Handler:
+        async def handle(call: ApiCall) -> Answer[observing.FigureHistory]:
+            asked = observing.stretch(call, self._clock.now_ns())
+            return Answer(content=await observing.history(await self.find(entry, call), asked))
 
         return handle
 

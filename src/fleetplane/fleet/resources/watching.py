@@ -3,7 +3,7 @@
     added, modified, deleted   an object of the selection, id: the revision
     bookmark                   nothing of interest up to this revision
     compacted                  what follows is no longer kept: list again, and watch from there
-    measured                   figures or lines of logs have come, for whoever asked to be told
+    measured                   figures or lines of logs have come that the caller may read, if it asked
 
 A watch begins with a snapshot, which ends in a bookmark, unless it goes on after a revision. An object that
 leaves the selection, or what the caller may see, is told as deleted. Events and bookmarks carry ids such that
@@ -31,6 +31,7 @@ from fleetplane.fleet.resources.catalogue import Catalogue, Entry, Found
 from fleetplane.fleet.resources.changes import Change, Changes, Version
 from fleetplane.fleet.resources.computed import GrowingFeed, Observations
 from fleetplane.fleet.resources.declaration import AnyPublicResource, Verb
+from fleetplane.fleet.resources.measuring import Measurements
 from fleetplane.fleet.resources.selection import Selection
 from fleetplane.kernel.errors import Compacted, FleetplaneError, InvalidArgument, ResourceExhausted
 from fleetplane.kernel.events import EventType
@@ -46,6 +47,8 @@ READ_EVENTS = 128
 """Changes taken from the ring at a time: about 128 KB are on their way to one watcher."""
 MEASURED_SECONDS = 10.0
 """Between two events that tell of new figures: who shows some asks for them again."""
+LOOK_SECONDS = 1.0
+"""Between two looks of one watch whether new figures are for its caller."""
 STREAMS_OF_CALLER = 32
 STREAMS = 2048
 """Watches at once; each costs a task and one chunk, so 256 MB if every reader stalls."""
@@ -63,7 +66,7 @@ class WatchQuery:
     with_objects: bool = False
     """Rows of tables that carry the whole objects, too."""
     measured: bool = False
-    """Also tell when something was measured; whose it is, who asks for figures is told."""
+    """Also tell when something was measured that lies in what is watched and that the caller may read."""
 
 
 def parsed_of(text: str, catalogue: Catalogue, sight: Sight) -> Sequence[tuple[Entry, str]]:
@@ -156,14 +159,12 @@ class Watching:
         store: Store,
         changes: Changes,
         observations: Observations,
-        *,
-        measured: Callable[[], int] = lambda: 0,
+        measurements: Measurements,
     ) -> None:
-        """`measured` counts what was measured so far."""
         self._store = store
         self._changes = changes
         self._observations = observations
-        self._measured = measured
+        self._measurements = measurements
         self._open: Counter[str] = Counter()
         self._bells: set[asyncio.Event] = set()
         self._ending = False
@@ -223,10 +224,10 @@ class Watching:
                     yield chunk
                 yield _bookmark(cursor)
             marked = cursor
-            measured = _Measured(self._measured) if query.measured else None
+            measured = _Measured(self._measurements, query) if query.measured else None
             while not self._ending:
                 sight = look()
-                if measured is not None and measured.is_news():
+                if measured is not None and measured.is_news(sight):
                     yield _event("measured", b"{}", mark=0)
                 if position is None:
                     position, until = ring.position, ring.revision
@@ -296,17 +297,22 @@ class Watching:
 class _Measured:
     """Whether something was measured since one watch told so."""
 
-    def __init__(self, count: Callable[[], int]) -> None:
-        self._count = count
-        self._told = count()
+    def __init__(self, measurements: Measurements, query: WatchQuery) -> None:
+        self._measurements = measurements
+        self._watched = frozenset(scope for _, scope in query.wanted)
+        self._told = measurements.mark
         self._after = -math.inf
 
-    def is_news(self) -> bool:
-        """Now and then at most: figures come all the time."""
-        now, count = time.monotonic(), self._count()
-        if count == self._told or now < self._after:
+    def is_news(self, sight: Sight) -> bool:
+        """Now and then at most: figures come all the time. Nothing of what the caller may not read."""
+        now, mark = time.monotonic(), self._measurements.mark
+        if mark == self._told or now < self._after:
             return False
-        self._told, self._after = count, now + MEASURED_SECONDS
+        after, self._told = self._told, mark
+        self._after = now + LOOK_SECONDS
+        if not self._measurements.is_news(after, self._watched, sight):
+            return False
+        self._after = now + MEASURED_SECONDS
         return True
 
 

@@ -21,6 +21,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, Unavailable
 from fleetplane.kernel.telemetry.engine import Away, TelemetryEngine, Written
 from fleetplane.kernel.telemetry.fair_queue import FairQueue
+from fleetplane.kernel.telemetry.news import News
 from fleetplane.kernel.telemetry.series_quota import Notice
 from fleetplane.kernel.telemetry.sqlite.engine import SqliteTelemetry
 from fleetplane.kernel.telemetry.summaries import FoundSummary, Summarizer
@@ -77,6 +78,7 @@ class Telemetry:
         self._ignored = self._lost = self._expired = self._over_quota = self._evicted = 0
         self._told: dict[tuple[str, str, str, bool], float] = {}
         self._used_bytes = 0
+        self.news = News()
 
     def __repr__(self) -> str:
         return f"<Telemetry {self._engine!r} queued={len(self._queue)} written={self._written}>"
@@ -187,6 +189,7 @@ class Telemetry:
                 self._lost += len(self._queue.take(len(self._queue)))
         else:
             self._written += written.rows
+            self.news.note(rows)
             self._ignored += written.ignored
             self._over_quota += written.over_quota
             self._evicted += written.evicted
@@ -320,9 +323,9 @@ class Telemetry:
             self._asking -= 1
 
     @property
-    def stamp(self) -> int:
-        """Another whenever points or lines were written since, here or by another server."""
-        return self._written + self._engine.stamp
+    def elsewhere(self) -> int:
+        """Another whenever points or lines were written by another server, for one that only reads."""
+        return 0 if self._takes else self._engine.stamp
 
     def statistics(self) -> TelemetryStatistics:
         return TelemetryStatistics(

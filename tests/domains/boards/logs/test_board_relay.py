@@ -16,7 +16,7 @@ from support.boards.boards_rig import BoardsRig, Member, until
 from fleetplane.domains.boards.calls.channels import Asked
 from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.logs import relay as logs_relay
-from fleetplane.domains.boards.metrics.history import Stretch
+from fleetplane.fleet.figures import Stretch
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.boards import boards_pb2_grpc
 from fleetplane.gen.pi_agent import pi_agent_pb2 as pi_agent

@@ -78,6 +78,17 @@ async def test_keys_and_files_are_delivered_before_the_first_report(tmp_path: Pa
             assert agent.reports_sent == 0
 
 
+@pytest.mark.parametrize("generation", ["first", "second"])
+async def test_what_an_original_agent_measures_is_kept(tmp_path: Path, generation: str) -> None:
+    async with lab(tmp_path, document()) as place:
+        [request] = await place.created()
+        async with alive(agent_of(place, request, generation=generation)):
+            mine = named(place, request.instance_id)
+            await until(lambda: place.domain.figures.latest([mine]))
+            values = place.domain.figures.latest([mine])[request.instance_id].values
+            assert values == {"cpuPercent": 12.5, "memoryPercent": 40.0}
+
+
 async def test_another_hash_brings_every_file_and_one_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from fleetplane.domains.boards.calls.channels import Asked
 from fleetplane.domains.boards.wire import message_json
-from fleetplane.fleet.resources.declaration import Figures, LogCall, LogLine
+from fleetplane.fleet.figures import CPU, DISK, MEMORY, Figures, Measure, MeasuredSeries, Stretch
+from fleetplane.fleet.resources.declaration import LogCall, LogLine
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.errors import InvalidArgument, Unavailable
 from fleetplane.kernel.resources import AnyResource
@@ -18,12 +19,15 @@ LEVELS: Final = {name.lower(): name for name in pb.LogEntry.LogLevel.keys() if n
 SOURCES: Final = ("journal", "kernel", "agent")
 FILE: Final = "file:"
 """Before the name of a file that a board is told to follow."""
-FIGURES: Final = {
-    "cpu_usage": "cpuPercent",
-    "memory_usage": "memoryPercent",
-    "disk_usage": "diskPercent",
-    "temperature": "temperatureCelsius",
+MEASURES: Final = {
+    "cpu_usage": CPU,
+    "memory_usage": MEMORY,
+    "disk_usage": DISK,
+    "temperature": Measure(
+        name="temperatureCelsius", title="Temperature", unit="°C", most=200.0, least=-100.0, high=80.0
+    ),
 }
+"""By series."""
 
 
 async def logs(call: LogCall) -> AsyncGenerator[LogLine, None]:
@@ -69,8 +73,21 @@ async def figures(domain: Any, boards: Sequence[AnyResource]) -> Mapping[str, Fi
     return {
         str(number): Figures(
             at_ns=max(one.at_ns for one in samples.values()),
-            values={FIGURES[name]: one.value for name, one in samples.items() if name in FIGURES},
+            values={MEASURES[name].name: one.value for name, one in samples.items() if name in MEASURES},
         )
         for number, samples in found.items()
         if samples
     }
+
+
+async def history(domain: Any, board: AnyResource, stretch: Stretch) -> Sequence[MeasuredSeries]:
+    """What a board measured over time; nothing where this server keeps none."""
+    kept = domain.nodes.history
+    try:
+        found = [
+            MeasuredSeries(measure=measure, buckets=await kept.over([int(board.name)], series, stretch))
+            for series, measure in MEASURES.items()
+        ]
+    except Unavailable:
+        return ()
+    return [one for one in found if one.buckets]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from fleetplane.domains.boards.calls.channels import Asked, NodeLinks
@@ -11,41 +10,20 @@ from fleetplane.domains.boards.inventory.boards import Boards, status_of
 from fleetplane.domains.boards.kinds import SCOPE
 from fleetplane.domains.boards.metrics import samples
 from fleetplane.domains.boards.ports import Measurements
+from fleetplane.fleet.figures import Stretch
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_agent import pi_agent_pb2 as pi_agent
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, Unavailable
 from fleetplane.kernel.telemetry import Bucket, Sample, Telemetry
-from fleetplane.kernel.telemetry.values import BUCKETS_LIMIT
 from fleetplane.kernel.values.times import NS
 
 FRESH_NS: Final = 300 * NS
 """How old a board's last figure may be to stand for now: ten reports of 30 s."""
 SERIES_LIMIT: Final = 256
 """Characters of a series' name."""
-BUCKETS_USUAL: Final = 300
 LATEST_LIMIT: Final = 32
 """Series of one answer about now."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """From `from_ns` inclusive to `to_ns` exclusive, in steps; 0 for as wide as gives a usual chart."""
-
-    from_ns: int
-    to_ns: int
-    step_seconds: float = 0.0
-
-    def width_ns(self) -> int:
-        if not 0 <= self.from_ns < self.to_ns:
-            raise InvalidArgument("from must be before to", field="from")
-        if self.step_seconds < 0:
-            raise InvalidArgument("step must not be negative", field="step")
-        span = self.to_ns - self.from_ns
-        width = round(self.step_seconds * NS) or max(span // BUCKETS_USUAL, NS)
-        if span / width > BUCKETS_LIMIT:
-            raise InvalidArgument(f"more than {BUCKETS_LIMIT} steps: take wider ones", field="step")
-        return width
 
 
 class MetricsHistory:

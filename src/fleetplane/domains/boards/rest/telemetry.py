@@ -12,7 +12,7 @@ from fleetplane.domains.boards.inventory.boards import Boards, status_of
 from fleetplane.domains.boards.kinds import number_of
 from fleetplane.domains.boards.logs.relay import TAIL_LIMIT, LogsRelay
 from fleetplane.domains.boards.metrics import samples
-from fleetplane.domains.boards.metrics.history import MetricsHistory, Stretch
+from fleetplane.domains.boards.metrics.history import MetricsHistory
 from fleetplane.domains.boards.rest.common import PAGE_LIMIT, BoardCall, flag, number_in, page_in
 from fleetplane.domains.boards.rest.shapes.base import spelled_as
 from fleetplane.domains.boards.rest.shapes.telemetry import (
@@ -30,6 +30,7 @@ from fleetplane.domains.boards.rest.shapes.telemetry import (
     SystemReading,
 )
 from fleetplane.domains.boards.wire import message_json as wire_json
+from fleetplane.fleet.figures import Stretch
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument

@@ -15,7 +15,9 @@ from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.domains.edge.agent.session import Leaving
 from fleetplane.domains.edge.agent.tools import registry as edge_tools
 from fleetplane.kernel.clock import SystemClock
-from fleetplane.node.upgrade.following import no_check_in
+from fleetplane.node.figures import FigureReporter, HostFigures, Measured
+from fleetplane.node.tasks import in_thread
+from fleetplane.node.upgrade.following import no_check_in, together
 
 if TYPE_CHECKING:
     from fleetplane.node.upgrade.upgrader import Upgrader
@@ -32,6 +34,8 @@ class EdgeAgentSettings:
     reach: Reach = field(default_factory=Reach)
     tolerate_unsigned: bool = False
     """Obey a server that gives no proof though its key is known. A wrong proof is never obeyed."""
+    figures: bool = True
+    """Tell the server processor, memory, disk and load of this machine."""
     grace_seconds: float = 10.0
     """For running commands, after SIGTERM."""
     log_format: str = "text"
@@ -43,6 +47,14 @@ async def run_edge_agent(settings: EdgeAgentSettings, upgrader: Upgrader | None 
     logs.configure(level=settings.log_level, log_format=settings.log_format)
     log = logs.logger(agent="edge")
     folder = StateFolder(settings.state_dir.absolute())
+    host = HostFigures(folder.root)
+
+    async def measure() -> Measured:
+        node = made.node
+        own = {"runningCommands": float(node.work.active), "waitingResults": float(len(node.outbox))}
+        return {"": {**await in_thread(host.look), **own}}
+
+    reporter = FigureReporter(measure, clock=SystemClock(), log=lambda: log)
     with folder.alone():
         parts = DaemonParts(
             folder=folder,
@@ -53,7 +65,10 @@ async def run_edge_agent(settings: EdgeAgentSettings, upgrader: Upgrader | None 
             user_config=settings.user_config,
             tolerate_unsigned=settings.tolerate_unsigned,
             reach=settings.reach,
-            check_in=upgrader.follow if upgrader is not None else no_check_in,
+            check_in=together(
+                upgrader.follow if upgrader is not None else no_check_in,
+                reporter.follow if settings.figures else no_check_in,
+            ),
             protected=(upgrader.root,) if upgrader is not None else (),
         )
         made = await asyncio.to_thread(assemble_edge, parts)

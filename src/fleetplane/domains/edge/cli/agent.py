@@ -128,6 +128,11 @@ def enroll(
     help="Accept commands without the server's signature; a wrong signature is always refused.",
 )
 @_set(
+    "--no-figures",
+    is_flag=True,
+    help="Do not tell the server processor, memory, disk and load of this machine.",
+)
+@_set(
     "--grace",
     "grace_seconds",
     type=DURATION,
@@ -137,7 +142,9 @@ def enroll(
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True)
-def run(*, user_config: Path, authority: Path | None, plaintext: bool | None, **options: Any) -> None:
+def run(
+    *, user_config: Path, authority: Path | None, plaintext: bool | None, no_figures: bool, **options: Any
+) -> None:
     """Keep a stream to the server and run what comes, until stopped.
 
     SIGHUP reads the configuration anew. Ends with 0 when it was told to shut down.
@@ -146,7 +153,10 @@ def run(*, user_config: Path, authority: Path | None, plaintext: bool | None, **
     from fleetplane.domains.edge.agent.root import EdgeAgentSettings, run_edge_agent
 
     settings = EdgeAgentSettings(
-        user_config=user_config.expanduser(), reach=_made_reach(authority, plaintext), **options
+        user_config=user_config.expanduser(),
+        reach=_made_reach(authority, plaintext),
+        figures=not no_figures,
+        **options,
     )
     run_agent(run_edge_agent, settings)
 

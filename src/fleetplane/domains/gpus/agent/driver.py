@@ -102,6 +102,15 @@ async def in_thread(call: Callable[[], T], *, limit_seconds: float = CALL_LIMIT_
         ) from None
 
 
+def measured(devices: Mapping[str, Device]) -> dict[str, Mapping[str, float]]:
+    """What GPUs measure now, by their names, without those that do not answer. Blocking."""
+    found: dict[str, Mapping[str, float]] = {}
+    for name, device in devices.items():
+        with suppress(FleetplaneError):
+            found[name] = device.figures()
+    return found
+
+
 def enumerate_gpus(library: Library) -> Enumeration:
     """Look at every GPU once. Blocking."""
     devices: dict[GpuUuid, Device] = {}

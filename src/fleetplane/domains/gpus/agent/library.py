@@ -8,8 +8,8 @@ one thread at a time. This module translates; it decides nothing about health.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
@@ -83,6 +83,10 @@ class Device(Protocol):
     def retirement_pending(self) -> bool: ...
 
     def supported_events(self) -> EventKind: ...
+
+    def figures(self) -> Mapping[str, float]:
+        """What it measures of itself now, without what it does not know. May be asked beside a wait."""
+        ...
 
 
 class EventSet(Protocol):
@@ -248,6 +252,27 @@ class NvmlDevice:
         with self._library.translated("reading supported events"):
             mask = int(self._library.nvml.nvmlDeviceGetSupportedEventTypes(self.handle))
         return EventKind(mask & WATCHED_EVENTS)
+
+    def figures(self) -> Mapping[str, float]:
+        nvml, handle = self._library.nvml, self.handle
+
+        def memory() -> float:
+            told = nvml.nvmlDeviceGetMemoryInfo(handle)
+            return 100.0 * float(told.used) / float(told.total)
+
+        questions: Mapping[str, Callable[[], float]] = {
+            "gpuPercent": lambda: float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            "memoryPercent": memory,
+            "temperatureCelsius": lambda: float(
+                nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+            ),
+            "powerWatts": lambda: float(nvml.nvmlDeviceGetPowerUsage(handle)) / 1000.0,
+        }
+        found: dict[str, float] = {}
+        for name, ask in questions.items():
+            with suppress(NotSupported, DriverError, ZeroDivisionError), self._library.translated(name):
+                found[name] = ask()
+        return found
 
 
 class NvmlEventSet:

@@ -12,7 +12,7 @@ API is spoken to in `session`. This module only ties their lives together.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NoReturn, assert_never
 
@@ -23,15 +23,20 @@ from fleetplane.domains.gpus import xids
 from fleetplane.domains.gpus.agent import driver
 from fleetplane.domains.gpus.agent.device_api import DeviceLink
 from fleetplane.domains.gpus.agent.driver import EventMonitor, GpusLost, Occurrence, WaitFailed
+from fleetplane.domains.gpus.agent.health import GpuUuid
 from fleetplane.domains.gpus.agent.ledger import Ledger
-from fleetplane.domains.gpus.agent.library import Event, EventKind, Library
+from fleetplane.domains.gpus.agent.library import Device, Event, EventKind, Library
 from fleetplane.domains.gpus.agent.session import Log, Session
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
 from fleetplane.node import link as node_link
 from fleetplane.node.connection import Attempt, KeepConnected, Retries
+from fleetplane.node.figures import Measured
 from fleetplane.node.link import LinkLost
 from fleetplane.node.upgrade.following import Follow, no_check_in
+
+MEASURE_SECONDS = 10.0
+"""For one look at all GPUs; a driver that is held up measures nothing meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +76,17 @@ class Provider:
         self._enumerate = asyncio.Event()
         """Look again at whether a new life is due: it was asked for, or is due at another time."""
         self._enumerate_asked = False
+        self._devices: Mapping[GpuUuid, Device] = {}
         self.ledger = Ledger(ignored_xids=policy.ignored_xids, lower_case_names=policy.lower_case_names)
 
     def __repr__(self) -> str:
         return f"<Provider {self.ledger!r} of {self._library!r}>"
+
+    async def measure(self) -> Measured:
+        """What the GPUs of this enumeration measure now, by the names under which they are registered."""
+        named = {gpu.uuid: gpu.name for gpu in self.ledger.gpus}
+        devices = {named[uuid]: device for uuid, device in self._devices.items() if uuid in named}
+        return await driver.in_thread(lambda: driver.measured(devices), limit_seconds=MEASURE_SECONDS)
 
     def enumerate_again(self) -> None:
         """Begin a new life as soon as possible."""
@@ -134,6 +146,7 @@ class Provider:
                 return
 
     def _adopt(self, seen: driver.Enumeration) -> None:
+        self._devices = seen.devices
         self.ledger.adopt(seen.sightings.values(), now_ns=self._clock.now_ns())
         self._log.info(
             "gpus_enumerated",

@@ -19,8 +19,9 @@ from fleetplane.domains.gpus.agent.settings import EffectiveSettings, SettingsKe
 from fleetplane.domains.gpus.agent.simulated import SimulatedLibrary
 from fleetplane.domains.gpus.xids import ignored_xids
 from fleetplane.kernel.clock import SystemClock
+from fleetplane.node.figures import FigureReporter, Measured
 from fleetplane.node.tasks import in_thread
-from fleetplane.node.upgrade.following import no_check_in
+from fleetplane.node.upgrade.following import no_check_in, together
 
 if TYPE_CHECKING:
     from fleetplane.node.upgrade.upgrader import Upgrader
@@ -67,6 +68,11 @@ async def run_gpu_agent(settings: GpuAgentSettings, upgrader: Upgrader | None = 
         clock=clock,
         log=log,
     )
+
+    async def measure() -> Measured:
+        return await provider.measure()
+
+    reporter = FigureReporter(measure, clock=clock, log=lambda: log, name=settings.provider_id)
     provider = Provider(
         library=_library(settings),
         connect=lambda: DeviceLink(settings.address(), settings.provider_id),
@@ -77,7 +83,10 @@ async def run_gpu_agent(settings: GpuAgentSettings, upgrader: Upgrader | None = 
         ),
         clock=clock,
         log=log,
-        check_in=upgrader.follow if upgrader is not None else no_check_in,
+        check_in=together(
+            upgrader.follow if upgrader is not None else no_check_in,
+            reporter.follow,
+        ),
         settings=keeper.follow,
     )
     await in_thread(keeper.load)

@@ -7,11 +7,12 @@ page retirement has it pending for a while. `inject`, `lose` and `restore` let a
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleetplane.domains.gpus.agent.health import GpuUuid
@@ -33,6 +34,7 @@ PENDING_EVENTS_LIMIT = 256
 
 PRODUCT = "Simulated GPU"
 MEMORY_BYTES = 80 * 1024**3
+LOAD_SECONDS = 600.0
 QUIET_SECONDS = 90.0
 """Mean time between two events of one GPU."""
 RETIREMENT_SECONDS = 45.0
@@ -72,6 +74,18 @@ class SimulatedGpu:
     def supported_events(self) -> EventKind:
         self._must_answer()
         return WATCHED_EVENTS
+
+    def figures(self) -> Mapping[str, float]:
+        """A load that comes and goes in ten minutes, and what follows from it."""
+        self._must_answer()
+        phase = int(self.identity[-4:], 16) / 0xFFFF
+        busy = 0.5 + 0.5 * math.sin(2 * math.pi * (self.clock() / LOAD_SECONDS + phase))
+        return {
+            "gpuPercent": round(100.0 * busy, 1),
+            "memoryPercent": round(20.0 + 60.0 * busy, 1),
+            "temperatureCelsius": round(35.0 + 40.0 * busy, 1),
+            "powerWatts": round(60.0 + 340.0 * busy, 1),
+        }
 
     def due(self, now: float) -> Event | None:
         """The event that is due by `now`, if any; its successor is scheduled."""

@@ -15,7 +15,7 @@ import msgspec
 import structlog
 from google.protobuf.empty_pb2 import Empty
 
-from fleetplane.domains.instances import credentials, wire
+from fleetplane.domains.instances import credentials, figures, wire
 from fleetplane.domains.instances.configuration import Configuration
 from fleetplane.domains.instances.content.files import FileMaker, certificate_lives, keys_wanted
 from fleetplane.domains.instances.credentials import ClientRole
@@ -27,6 +27,7 @@ from fleetplane.domains.instances.records.reports import Report, Reports
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.domains.instances.rules import delivery
 from fleetplane.domains.instances.rules.delivery import Holding, Patch, Sent
+from fleetplane.fleet.figures import FigureKeeper
 from fleetplane.fleet.streams.endings import until_closed
 from fleetplane.gen.nstance.v1 import agent_pb2
 from fleetplane.kernel.clock import Clock
@@ -67,6 +68,7 @@ class AgentService:
         groups: Groups,
         reports: Reports,
         activity: Activity,
+        measured: FigureKeeper,
         files: FileMaker,
         workloads: Authority,
         sessions: Sessions,
@@ -79,6 +81,7 @@ class AgentService:
         self._groups = groups
         self._reports = reports
         self._activity = activity
+        self._figures = measured
         self._files = files
         self._workloads = workloads
         self._sessions = sessions
@@ -194,8 +197,12 @@ class AgentService:
         instance = self._instances.find(tenant, report.instance)
         if instance is None:
             raise PermissionDenied(f"instance {report.instance!r} is not known any more")
-        if report.connections and (heard := self._reports.last(report.instance)) is not None:
+        heard = self._reports.last(report.instance)
+        if report.connections and heard is not None:
             self._activity.compare(tenant, instance.spec.group, heard.report.connections, report.connections)
+        self._figures.take(
+            instance.scope, instance.name, figures.figures(report, heard, self._clock.now_ns())
+        )
         self._reports.take(report)
         await self._note_version(tenant, instance, report)
         if report.termination_action:

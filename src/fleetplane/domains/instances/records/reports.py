@@ -29,6 +29,9 @@ class Report:
     """How full the table of tracked connections is."""
     dropped_packets: int | None = None
     """Counted since the machine started, in both directions."""
+    received_bytes: int | None = None
+    sent_bytes: int | None = None
+    """Counted since the machine started, of the interface that it watches."""
     connections: Mapping[int, int] = field(default_factory=dict)
     """TCP connections by target port."""
 

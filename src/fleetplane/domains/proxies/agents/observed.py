@@ -18,7 +18,8 @@ from fleetplane.domains.proxies.agents.ports import (
     LogQuery,
     Records,
 )
-from fleetplane.fleet.resources.declaration import Figures, LogCall, LogLine
+from fleetplane.fleet.figures import Figures
+from fleetplane.fleet.resources.declaration import LogCall, LogLine
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.values.times import NS

@@ -7,7 +7,7 @@ import { specEditor } from "./editor.mjs";
 import { audited, momentList, ownMoments } from "./history.mjs";
 import { hashOf, itemsOf, leaves, quoted, related, since, staleSince, titleOf, trouble } from "./model.mjs";
 import { writingButtons } from "./object_form.mjs";
-import { MEASURED, objectLog } from "./observed.mjs";
+import { measuredOf, objectLog } from "./observed.mjs";
 import { words } from "./parts.mjs";
 import { yaml } from "./yaml.mjs";
 
@@ -30,7 +30,8 @@ const AUDIT_MS = 5000; // The audit log is read again at most as often, and only
 export const detailPage = (app, kind, name, query) => {
   const scope = query.scope ?? "/";
   const has = (/** @type {string} */ verb) => kind.verbs.includes(verb);
-  const tabs = ["overview", "related", ...(has("logs") ? ["logs"] : []), ...(MEASURED[kind.plural] ? ["metrics"] : []), "history",
+  const measured = measuredOf(kind);
+  const tabs = ["overview", "related", ...(has("logs") ? ["logs"] : []), ...(measured ? ["metrics"] : []), "history",
     ...(has("explain") ? ["explain"] : []), ...(has("put") ? ["edit"] : []), "yaml"];
   const tab = tabs.includes(query.tab) ? query.tab : "overview";
   const say = h("p", { class: "sentence" });
@@ -111,8 +112,8 @@ export const detailPage = (app, kind, name, query) => {
       log.start();
       return { update: () => {}, stop: log.stop };
     }
-    if (tab === "metrics") {
-      const charts = MEASURED[kind.plural](app, () => value);
+    if (tab === "metrics" && measured) {
+      const charts = measured(app, () => value);
       body.replaceChildren(h("p", null, "In the last hour:"), charts.node);
       charts.update(nowMs);
       return { update: charts.update, stop: () => {} };

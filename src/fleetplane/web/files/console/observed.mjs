@@ -1,6 +1,6 @@
 // What objects write down and measure, by their kind: which log has which sources and levels, and whose figures are charts.
 
-import { address, answer, listed, objectPath } from "./api.mjs";
+import { address, answer, get, listed, objectPath } from "./api.mjs";
 import { chart, chartOf, renewCharts, shareCursor } from "./chart.mjs";
 import { h, put } from "./dom.mjs";
 import { workspaceAt } from "./history.mjs";
@@ -152,11 +152,55 @@ const agentCharts = (app, agent) => {
   });
 };
 
+// Every other kind that keeps figures.
+
+const MINUTE_SECONDS = 60; // Agents report at least so often: a wider gap is one.
+
 /**
- * Figures of an object over time, where its kind has some.
+ * What one series of the resource API is as a chart: large numbers of bytes in kilobytes.
+ * @param {any} series
+ */
+export const chartParts = (series) => {
+  const isBytes = series.unit.startsWith("B");
+  const unit = isBytes ? ` K${series.unit}` : series.unit === "" || series.unit.startsWith("/") ? series.unit : ` ${series.unit}`;
+  const points = series.points.map((/** @type {any} */ one) => ({ at: Date.parse(one.at), value: isBytes ? one.average / 1000 : one.average }));
+  return { title: series.title, unit, points, most: series.full ?? undefined, threshold: series.high ?? undefined };
+};
+
+/**
+ * What was measured of an object in the last hour, as the resource API has it.
+ * @param {App} app
+ * @param {string} plural
+ * @param {() => Value | null} object
+ */
+const historyCharts = (app, plural, object) => {
+  const node = shareCursor(h("div", { class: "charts" }));
+  return reread(app, node, async () => {
+    const value = object();
+    if (!value) return [];
+    const { name, scope } = value.metadata;
+    const told = await get(`${objectPath(plural, name)}/figures`, { ...(scope === "/" ? {} : { scope }), step: String(MINUTE_SECONDS) });
+    const [from, to] = [Date.parse(told.since), Date.parse(told.until)];
+    if (!told.series.length) return [h("p", { class: "empty" }, "Nothing was measured in the last hour: its agent reports no figures, or is away.")];
+    return told.series.map((/** @type {any} */ one) => {
+      const { title, unit, points, most, threshold } = chartParts(one);
+      return chart(title, unit, points, { stepMs: told.stepSeconds * 1000, most, threshold, from, to });
+    });
+  });
+};
+
+/**
+ * Figures of an object over time, where its kind has some of its own.
  * @type {Record<string, (app: App, value: () => Value | null) => Measured>}
  */
-export const MEASURED = {
+const OWN = {
   boards: (app, value) => boardCharts(app, () => value()?.status.number),
   "proxy-agents": agentCharts,
 };
+
+/**
+ * Figures of an object over time, where its kind has some; else null.
+ * @param {import("./model.mjs").Kind} kind
+ * @returns {((app: App, value: () => Value | null) => Measured) | null}
+ */
+export const measuredOf = (kind) => OWN[kind.plural] ?? (kind.verbs.includes("history") ? (app, value) => historyCharts(app, kind.plural, value) : null);
