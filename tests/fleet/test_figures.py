@@ -14,7 +14,6 @@ from fleetplane.domains.instances.records.reports import Heard, Report
 from fleetplane.fleet import figures as module
 from fleetplane.fleet.figures import CPU, MEMORY, FigureKeeper, Measure, Stretch
 from fleetplane.fleet.resources.common import NoStatus, made_up
-from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.resources import AnyResource, Kind
 from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.kernel.values.times import NS
@@ -31,7 +30,7 @@ def thing(name: str, scope: str = "tenant/acme") -> AnyResource:
 @asynccontextmanager
 async def kept(folder: Path) -> AsyncIterator[tuple[FigureKeeper, Telemetry, VirtualClock]]:
     clock = VirtualClock()
-    async with Telemetry.open(folder / "telemetry.db", SystemClock()) as telemetry:
+    async with Telemetry.open(folder / "telemetry.db", clock) as telemetry:
         yield FigureKeeper(telemetry, clock, prefix="things", measures=MEASURES), telemetry, clock
 
 

@@ -38,8 +38,9 @@ class Server(figures_pb2_grpc.AgentFiguresServicer):
         self.heard.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
         answer = self.answers.pop(0) if self.answers else 3600.0
-        if isinstance(answer, grpc.StatusCode):
+        if not isinstance(answer, float):
             await context.abort(answer, "no")
+            raise AssertionError
         return pb.ReportFiguresResponse(next_seconds=answer)
 
 

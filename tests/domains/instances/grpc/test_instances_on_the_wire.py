@@ -84,7 +84,7 @@ async def test_what_an_original_agent_measures_is_kept(tmp_path: Path, generatio
         [request] = await place.created()
         async with alive(agent_of(place, request, generation=generation)):
             mine = named(place, request.instance_id)
-            await until(lambda: place.domain.figures.latest([mine]))
+            await until(lambda: bool(place.domain.figures.latest([mine])))
             values = place.domain.figures.latest([mine])[request.instance_id].values
             assert values == {"cpuPercent": 12.5, "memoryPercent": 40.0}
 
