@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 from pathlib import Path
 
@@ -47,6 +48,7 @@ async def test_one_run_reaches_both_before_and_after_their_keys_are_replaced(tmp
                 run = ("edge", "run", "--target", "all", "--require-min", "2", *where, "--")
                 first = await _until_both(*run, "echo", "before")
                 assert first.out.count("ok exit=0") == 2
+                await _ours_tells_figures(tmp_path / "data")
                 await shipped.rotate_key()
                 rotated = await execute("agent", "edge", "rotate", "--state-dir", state)
                 assert rotated.code == 0, rotated.err
@@ -57,6 +59,19 @@ async def test_one_run_reaches_both_before_and_after_their_keys_are_replaced(tmp
             ours.terminate()
             assert await ours.wait() == 0
         assert shipped.refusals == []
+
+
+async def _ours_tells_figures(data: Path) -> None:
+    """By a call beside the stream, which those in the field do not know."""
+    for _ in range(60):
+        found = await execute("top", "edge-nodes", "--once", "-o", "json", "--data-dir", str(data))
+        assert found.code == 0, found.err
+        told = {one["displayName"]: one["figures"] for one in json.loads(found.out)["items"]}
+        if told["b"]:
+            break
+        await asyncio.sleep(1)
+    assert {"memoryPercent", "loadAverage", "runningCommands"} <= told["b"].keys()
+    assert told["a"] == {}
 
 
 async def _until_both(*run: str) -> Outcome:

@@ -268,20 +268,19 @@ async def workspace_id(http: httpx.AsyncClient) -> str:
     return str((await http.get(f"/v1/organizations/{owner}/workspaces")).json()["data"][0]["id"])
 
 
-async def what_agents_measure_is_drawn(console: Console, plural: str, title: str, chart: str) -> None:
+async def what_agents_measure_is_drawn(console: Console) -> None:
     page = console.page
-    await console.open(f"#/{plural}", title)
+    await console.open("#/gpus", "GPUs")
     await page.until("!!document.querySelector('.space .row a')")
     place = await page.value("document.querySelector('.space .row a').getAttribute('href')")
     await page.value(f"location.hash = {place + ('&' if '?' in place else '?') + 'tab=metrics'!r}")
     drawn = "[...document.querySelectorAll('.tab figure')]"
-    await page.until(f"{drawn}.some((one) => one.textContent.includes({chart!r}))")
+    await page.until(f"{drawn}.some((one) => one.textContent.includes('Temperature'))")
 
 
 async def the_server_itself_is_looked_at(console: Console) -> None:
     page = console.page
-    await what_agents_measure_is_drawn(console, "gpus", "GPUs", "Temperature")
-    await what_agents_measure_is_drawn(console, "edge-nodes", "Edge nodes", "Memory")
+    await what_agents_measure_is_drawn(console)
     await console.open("#/fleet/servers", "Servers")
     await console.says("[aria-label=Servers] tbody", "gpus, instances, proxies, boards, edge")
     await console.says("[aria-label=Streams] tbody", "edge")
