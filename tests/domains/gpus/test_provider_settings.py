@@ -8,8 +8,6 @@ from typing import Any
 import grpc
 import pytest
 from domains.gpus.device_api import DeviceApi, device_api
-from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2 as pb
-from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2_grpc
 from support.fleet.plans_rig import plans_rig
 from support.fleet.started_domains import started_domains
 
@@ -29,6 +27,8 @@ from fleetplane.domains.gpus.server import BLUEPRINT
 from fleetplane.fleet.rollouts.holds import digest
 from fleetplane.fleet.rollouts.records import ROLLOUT_POLICY, PolicySpec
 from fleetplane.fleet.rollouts.subject import Period
+from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2 as pb
+from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2_grpc
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.rollout.policy import Policy
 from fleetplane.kernel.values.times import NS

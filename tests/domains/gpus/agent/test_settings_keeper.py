@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from domains.gpus.agent.test_provider import FAST, RecordingLog, until
-from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2 as pb
 from support.gpus.device_api_double import DeviceApiDouble
 from support.gpus.nvml_stub import SimulatedRig
 
@@ -18,6 +17,7 @@ from fleetplane.domains.gpus.agent.device_api import DeviceLink
 from fleetplane.domains.gpus.agent.provider import Provider, ProviderPolicy
 from fleetplane.domains.gpus.agent.settings import EffectiveSettings, SettingsKeeper
 from fleetplane.domains.gpus.xids import APPLICATION_XIDS
+from fleetplane.gen.fleetplane.device.v1 import provider_settings_pb2 as pb
 from fleetplane.kernel.clock import SystemClock
 
 OWN = EffectiveSettings(heartbeat_seconds=10.0, ignored_xids=APPLICATION_XIDS, enumerate_every_seconds=None)
