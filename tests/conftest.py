@@ -26,6 +26,7 @@ from argon2 import PasswordHasher
 from hypothesis.internal.conjecture import providers
 from quick_selection import is_quick
 from support.shared.postgres_server import PostgresServer, running
+from support.shared.run_twice import run_twice
 from support.shared.telemetry_place import TelemetryPlace
 
 from fleetplane.kernel.identity import passwords
@@ -124,6 +125,15 @@ async def _accept_unless_closed(
 asyncio.selector_events.BaseSelectorEventLoop._accept_connection2 = _accept_unless_closed  # type: ignore[attr-defined]
 
 NOBODYS = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(os.urandom(32))
+TESTS = Path(__file__).parent
+RUN_TWICE = (
+    "domains/edge/rest/",
+    "domains/proxies/rest/",
+    "fleet/people/",
+    "fleet/plans/",
+    "kernel/identity/",
+)
+"""Suites whose changes of the store must not depend on how often they are run."""
 HELD_SECONDS = 1.0
 """Of processor time: however busy the machine is, no handler may keep everybody else waiting for so long."""
 
@@ -153,6 +163,16 @@ def passwords_are_cheap(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
     monkeypatch.setattr(passwords, "PasswordHasher", lambda: hasher)
     monkeypatch.setattr(passwords, "NOBODYS", NOBODYS)
+
+
+@pytest.fixture(autouse=True)
+def changes_are_pure(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In these suites every change of a store is run several times, on several states."""
+    if not str(request.path.relative_to(TESTS)).startswith(RUN_TWICE):
+        yield
+        return
+    with run_twice(monkeypatch):
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

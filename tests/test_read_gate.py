@@ -60,7 +60,6 @@ def test_the_server_that_alone_writes_answers_at_once_while_its_seat_is_its_own(
         assert servers.first.index.looks == before
         # Stopped and woken: what waited in its sockets is handled before it learns that it was replaced.
         servers.first.seat.heard -= seat.GIVE_UP_SECONDS + 1
-        servers.first.seat.heard = servers.first.seat.heard
         assert not gate.is_open(Needs.STORE)
         servers.first_link.cut = True
         with pytest.raises(Unavailable):
@@ -134,7 +133,12 @@ def test_a_route_that_is_no_read_is_refused_where_only_reads_are_answered() -> N
             for path, needs in (("/reads", Needs.STORE), ("/acts", Needs.ACTIVE))
         ]
         app = application(
-            RouteTable("/x", routes), gate=Mock(), answers=Mock(), clock=SystemClock(), requests_per_minute=9
+            RouteTable("/x", routes),
+            gate=Mock(),
+            answers=Mock(),
+            store=Mock(),
+            clock=SystemClock(),
+            requests_per_minute=9,
         )
         for more, expected in (
             ({}, (200, 200)),

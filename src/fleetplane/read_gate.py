@@ -1,14 +1,15 @@
 """The gate before every call and every route of a server that shares its database with others.
 
 Reads wait until memory is up to date, by the read index (`kernel/store/servers/read_index.py`). On a server
-that stands by, everything that needs the active one is refused, naming it. The server that alone writes needs
-no index: whatever was acknowledged is in its memory, for as long as its seat is certainly its own. It is
-asked for that much, because a process that was stopped and is woken answers what waited in its sockets
-before it learns that it was replaced.
+that stands by, everything that needs the active one is refused, naming it. The resource API is written to on
+every server, so the active one asks the index for it, too. What it alone writes is in its memory once it was
+acknowledged, for as long as its seat is certainly its own. It is asked for that much, because a process that
+was stopped and is woken answers what waited in its sockets before it learns that it was replaced.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from fleetplane.kernel.errors import FleetplaneError, Unavailable
@@ -20,12 +21,25 @@ from fleetplane.web.apis import problems
 from fleetplane.web.ops import READS_ONLY, App, Mount, Receive, Scope, Send
 
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
+WRITTEN_ANYWHERE = "/apis/"
+"""Below it lies what other servers write, too."""
+Anywhere = Callable[[str, str], bool]
+"""Whether a request, by its method and path, is carried out on servers that stand by."""
 
 
 class StandsBy(Unavailable):
     """The call is for the active server."""
 
     reason = "STANDS_BY"
+
+
+def elsewhere(standby: Standby) -> StandsBy:
+    """The refusal of what only the active server does."""
+    active = standby.seat.holder.server
+    return StandsBy(
+        f"this server stands by, and does not do this; {active} is active",
+        hint=f"call {active}, or the balancer's address",
+    )
 
 
 class ReadGate:
@@ -49,11 +63,7 @@ class ReadGate:
         return self._standby.index.silent_seconds <= FRESH_SECONDS
 
     def elsewhere(self) -> StandsBy:
-        active = self._standby.seat.holder.server
-        return StandsBy(
-            f"this server stands by and answers reads only; {active} is active",
-            hint=f"call {active}, or the balancer's address",
-        )
+        return elsewhere(self._standby)
 
     def is_open(self, needs: Needs) -> bool:
         """Whether such a call may be answered as things are."""
@@ -68,7 +78,7 @@ class ReadGate:
         await self._standby.index.confirm()
         await self._store.refreshed()
 
-    def mount(self, one: Mount) -> Mount:
+    def mount(self, one: Mount, anywhere: Anywhere = lambda _method, _path: False) -> Mount:
         """The same routes behind the gate; refused as a whole where this server can answer none of them.
 
         They are mounted all the same: another application, at a shorter path, would say that there are none.
@@ -77,18 +87,20 @@ class ReadGate:
             return one
         if one.needs is Needs.ACTIVE and not self._writes:
             return Mount(path=one.path, app=self._refusing)
-        return replace(one, app=self._guarded(one.app))
+        asks = one.path.startswith(WRITTEN_ANYWHERE)
+        return replace(one, app=self._guarded(one.app, anywhere, asks=asks))
 
     async def _refusing(self, scope: Scope, _receive: Receive, send: Send) -> None:
         await _refuse(self.elsewhere(), scope, send)
 
-    def _guarded(self, app: App) -> App:
+    def _guarded(self, app: App, anywhere: Anywhere, *, asks: bool) -> App:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            method = scope["method"] if scope["type"] == "http" else ""
             needs = Needs.STORE
-            if scope["type"] != "http" or scope["method"] not in READING:
+            if method not in READING and not anywhere(method, scope["path"]):
                 needs = Needs.ACTIVE
             try:
-                if not self.is_open(needs):
+                if asks or not self.is_open(needs):
                     await self.passed(needs)
             except FleetplaneError as error:
                 await _refuse(error, scope, send)

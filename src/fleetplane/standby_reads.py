@@ -34,7 +34,7 @@ from fleetplane.kernel.store.metrics import StoreCollector
 from fleetplane.kernel.store.servers.standby import Standby
 from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.keys import MasterKeys
-from fleetplane.read_gate import ReadGate
+from fleetplane.read_gate import ReadGate, elsewhere
 from fleetplane.rpc import CallStatistics, GrpcApp, Listener, ListenerSpec, open_listener
 from fleetplane.rpc.introspection import HealthBoard
 from fleetplane.settings import Settings
@@ -102,7 +102,8 @@ class StandbyReads:
             gate = ReadGate(standby, kernel.store, writes=False)
             ops = self._ops(kernel, gate)
             fleetwide = _fleetwide(domains)
-            ops.mount(gate.mount(one) for domain in domains for one in domain.routes)
+            anywhere = fleetwide.apis.is_written_anywhere
+            ops.mount(gate.mount(one, anywhere) for domain in domains for one in domain.routes)
             health = HealthBoard()
             apps = compose(self._blueprints, domains, kernel.calls, clock, health, gate)
             kernel.revocations.subscribe(lambda revoked: cut_off(apps.values(), revoked))
@@ -172,7 +173,7 @@ class StandbyReads:
 
     async def _kernel(self, standby: Standby, stack: contextlib.AsyncExitStack, keys: _Keys) -> Kernel:
         """What domains stand on, over a store that refuses writes: keys that do not exist are not made."""
-        store = standby.store.reader()
+        store = standby.store.reader(lambda: elsewhere(standby))
         clock = store.clock
         store.keep_fresh(keys)  # before the first is read
         master = self._keys.master(may_create=False)

@@ -198,9 +198,15 @@ EDGE_CONFIGS = PublicResource(
 )
 WRITERS: Mapping[str, Writable] = {
     "edge-group": Writable(
-        permission=access.GROUPS_WRITE, find=find_group, put=put_group, delete=delete_group, rank=30
+        anywhere=True,
+        permission=access.GROUPS_WRITE,
+        find=find_group,
+        put=put_group,
+        delete=delete_group,
+        rank=30,
     ),
     "edge-config": Writable(
+        anywhere=True,
         permission=access.HOSTS_WRITE,
         find=find_layer,
         put=put_layer,

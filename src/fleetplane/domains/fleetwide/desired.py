@@ -79,6 +79,7 @@ def disturbs(before: AnyResource | None, after: AnyResource | None, _reading: Re
 
 WRITERS: Mapping[str, Writable] = {
     "freeze": Writable(
+        anywhere=True,
         permission=FREEZE_PERMISSION,
         find=find_freeze,
         put=put_freeze_object,

@@ -173,6 +173,7 @@ ROLLOUT_POLICIES = PublicResource(
 )
 WRITERS: Mapping[str, Writable] = {
     "rollout-policy": Writable(
+        anywhere=True,
         permission=ROLL_OUT,
         find=find_policy,
         put=put_policy,

@@ -160,7 +160,14 @@ class Plans:
         self, rehearsal: Rehearsal, request: PlanRequest, sight: Sight, *, actor: str
     ) -> list[PlannedStep]:
         """Write everything to the rehearsal's draft; what was done, in the order of doing."""
-        writer = ObjectWriter(self._catalogue, rehearsal.draft, sight, actor=actor, clock=self._clock)
+        writer = ObjectWriter(
+            self._catalogue,
+            rehearsal.draft,
+            sight,
+            actor=actor,
+            clock=self._clock,
+            elsewhere=self._store.elsewhere,
+        )
         places = [writer.place(one.address, field=one.field) for one in request.objects]
         doomed = self._doomed(writer, request, [place.address for place in places])
         if len(places) + len(doomed) > OBJECTS_LIMIT:

@@ -56,6 +56,7 @@ class WritingRoutes:
             "tag": resource.plural,
             "permission": write.permission,
             "query": (SCOPE, DRY_RUN),
+            "anywhere": write.anywhere,
         }
         yield Route(
             method="PUT",
@@ -155,6 +156,7 @@ class WritingRoutes:
             Sight(self._door, call.caller),
             actor=call.caller.name,
             clock=self._clock,
+            elsewhere=self._store.elsewhere,
         )
 
     async def _done(self, call: ApiCall, change: Change[Answer[Any]], *, action: str) -> Answer[Any]:

@@ -77,6 +77,8 @@ class ObjectWriter:
     sight: Sight
     actor: str
     clock: Clock
+    elsewhere: Callable[[], FleetplaneError] | None = None
+    """On a server that stands by: the refusal of objects that only the active one writes."""
     _batch: dict[str, dict[str, Any]] = field(default_factory=dict)
     _finish: list[Callable[[], None]] = field(default_factory=list)
 
@@ -96,6 +98,7 @@ class ObjectWriter:
     def put(self, wanted: Wanted, place: Place) -> AnyResource:
         """Create or replace one object; errors name the field of the request."""
         assert wanted.spec is not None
+        self._check_here(place)
         self.sight.check_do(place.write.permission, place.address.scope)
         if wanted.uid and (place.stored is None or place.stored.uid != wanted.uid):
             raise Conflict(
@@ -121,9 +124,14 @@ class ObjectWriter:
         """Delete one object that is there."""
         if place.stored is None:
             raise NotFound(f"there is no {place.address}", field=field or None)
+        self._check_here(place)
         self.sight.check_do(place.write.permission, place.address.scope)
         with _naming(field, place.address):
             place.write.delete(self._call(place, None))
+
+    def _check_here(self, place: Place) -> None:
+        if self.elsewhere is not None and not place.write.anywhere:
+            raise self.elsewhere()
 
     def finish(self) -> None:
         """What domains do once for everything that was written."""

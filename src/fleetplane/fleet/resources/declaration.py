@@ -199,6 +199,9 @@ class Writable:
     """Whether an export contains one; not what means nothing without a machine that has to enrol first."""
     disturbs: Callable[[AnyResource | None, AnyResource | None, Reading], Sequence[str]] = nothing_disturbed
     """What a change interrupts: from what is stored before and after, in words."""
+    anywhere: bool = False
+    """Whether servers that stand by write it, too: all of it depends on the draft and on settings alone, and
+    whoever acts on it follows the store."""
     warns: Callable[[AnyResource, Reading], Sequence[str]] = nothing_missing
     """What an object still lacks once it is written, such as a key that no document carries; in words."""
 

@@ -14,15 +14,17 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
+    Iterator,
     Sequence,
 )
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.audit.chain import ACTION_LIMIT_BYTES, ACTOR_LIMIT_BYTES, Head, Row
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import Compacted, InvalidArgument, SettingsError, Unavailable
+from fleetplane.kernel.errors import Compacted, FleetplaneError, InvalidArgument, SettingsError, Unavailable
 from fleetplane.kernel.resources import (
     AnyKind,
     AnyResource,
@@ -59,6 +61,7 @@ ever written to it: only then may a key be made."""
 REACH_SECONDS = 5.0
 """How long a cursor from the future is waited for: as long as a server goes on without its database."""
 REACH_LOOK_SECONDS = 0.05
+_WRITING_HERE: ContextVar[bool] = ContextVar("writing_here", default=False)
 SYSTEM = "system"
 """The actor of what the server does for itself."""
 
@@ -100,7 +103,8 @@ class Store:
         """Whether other servers write to the same database, and may know what this one does not yet."""
         self.bell: Doorbell | None = None
         """What tells them of writes, and this one of theirs."""
-        self._may_write: Callable[[], bool] = _always
+        self.elsewhere: Callable[[], FleetplaneError] | None = None
+        """On a server that stands by: the refusal of what only the active one does."""
         self._confirm: Callable[[], Awaitable[None]] = _nothing_to_wait_for
 
     def __repr__(self) -> str:
@@ -198,17 +202,17 @@ class Store:
         store._audit_key = audit_key
         return store
 
-    def reader(self, may_write: Callable[[], bool] | None = None) -> Store:
-        """The same store for whoever reads: it shares memory and watches, and refuses writes.
+    def reader(self, elsewhere: Callable[[], FleetplaneError] | None = None) -> Store:
+        """The same store for whoever reads: it shares memory and watches, and refuses writes, but for those
+        inside `writing_here`.
 
-        Unless `may_write`, asked for each, allows it. What accompanies transactions of the one is not there
-        for those of the other.
+        What accompanies transactions of the one is not there for those of the other.
         """
         other = Store(self._engine, self._kinds, self._view, self._settings)
         other.lineage, other._audit_key, other.shared = self.lineage, self._audit_key, self.shared
         other._hub, other._applier, other._writer = self._hub, self._applier, self._writer
         other.bell, other._confirm = self.bell, self._confirm
-        other._may_write = may_write or _never
+        other.elsewhere = elsewhere or _stands_by
         other._hear_of_secrets()
         return other
 
@@ -405,8 +409,17 @@ class Store:
         return cast("Committed[R]", await answer)
 
     def _check_may_write(self) -> None:
-        if not self._may_write():
-            raise Unavailable("this server stands by: another one is active", hint="call the active server")
+        if self.elsewhere is not None and not _WRITING_HERE.get():
+            raise self.elsewhere()
+
+    @contextmanager
+    def writing_here(self) -> Iterator[None]:
+        """Let what runs inside write on a server that stands by: it does nothing that only one may do."""
+        before = _WRITING_HERE.set(True)
+        try:
+            yield
+        finally:
+            _WRITING_HERE.reset(before)
 
     def accompany(self, companion: Companion) -> None:
         """From now on, let it add to transactions what must be durable with them or not at all."""
@@ -541,12 +554,8 @@ class Store:
         )
 
 
-def _always() -> bool:
-    return True
-
-
-def _never() -> bool:
-    return False
+def _stands_by() -> FleetplaneError:
+    return Unavailable("this server stands by: another one is active", hint="call the active server")
 
 
 async def _nothing_to_wait_for() -> None:

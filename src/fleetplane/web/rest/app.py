@@ -21,6 +21,7 @@ from litestar.response.base import ASGIResponse
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, NotFound
+from fleetplane.kernel.store import Store
 from fleetplane.rpc import Needs
 from fleetplane.rpc.listening.doors import HANDLER
 from fleetplane.web.ops import READS_ONLY
@@ -46,17 +47,28 @@ AnyRequest = Request[Any, Any, Any]
 class Desk(Generic[C]):
     """Runs the handlers of one table."""
 
-    def __init__(self, gate: Gate[C], answers: Answers, *, strict_queries: bool = False) -> None:
+    def __init__(
+        self, gate: Gate[C], answers: Answers, store: Store, *, strict_queries: bool = False
+    ) -> None:
         self._strict_queries = strict_queries
         self._gate = gate
         self._answers = answers
+        self._store = store
 
     async def serve(self, route: Route, request: AnyRequest) -> Reply | Streaming:
+        elsewhere: Callable[[], FleetplaneError] | None
+        elsewhere = request.scope.get(READS_ONLY)  # type: ignore[assignment]
+        if elsewhere is None or route.needs is not Needs.ACTIVE:
+            return await self._serve(route, request)
+        if not route.anywhere:
+            raise elsewhere()
+        with self._store.writing_here():
+            return await self._serve(route, request)
+
+    async def _serve(self, route: Route, request: AnyRequest) -> Reply | Streaming:
         arrival: Arrival[C] = request.scope[ARRIVAL]  # type: ignore[literal-required]
         path = {name: str(value) for name, value in request.path_params.items()}
         scope = ""
-        if route.needs is Needs.ACTIVE and (elsewhere := request.scope.get(READS_ONLY)) is not None:
-            raise elsewhere()  # type: ignore[operator]
         if not route.public:
             if arrival.caller is None:
                 assert arrival.refused is not None
@@ -81,6 +93,8 @@ class Desk(Generic[C]):
         key = headers.get("idempotency-key") if route.method == "POST" else None
         if key is None or arrival.caller is None or (route.streams and not route.begins_once):
             return await self._answer(route, call)
+        if self._store.elsewhere is not None:  # which keys were used is known to the active server
+            raise self._store.elsewhere()
         what = f"POST {request.url.path}"
         if asked := request.scope["query_string"]:  # such as another scope: another request
             what += f"?{asked.decode('latin-1')}"
@@ -199,13 +213,14 @@ def application(
     *,
     gate: Gate[C],
     answers: Answers,
+    store: Store,
     clock: Clock,
     requests_per_minute: int,
     envelope: Envelope = refusal,
     debug: bool = False,
 ) -> Gateway[C]:
     """Everything of one table, ready to be mounted at its prefix; `envelope` says how errors look."""
-    desk = Desk(gate, answers, strict_queries=table.strict_queries)
+    desk = Desk(gate, answers, store, strict_queries=table.strict_queries)
     error = partial(_error, envelope)
     site = Litestar(
         route_handlers=[_bound(desk, table.prefix, route) for route in table.routes],

@@ -106,6 +106,7 @@ class RestFamily(Generic[C]):
         self._text = text
         self._errors = errors
         self._clock = kernel.clock
+        self._store = kernel.store
         self._requests_per_minute = requests_per_minute
         self._answers = Answers(kernel.store, kernel.master, kernel.clock, namespace=domain)
         self._sweeps = (*sweeps, self._answers.sweep)
@@ -125,6 +126,7 @@ class RestFamily(Generic[C]):
             table,
             gate=gate,
             answers=self._answers,
+            store=self._store,
             clock=self._clock,
             requests_per_minute=self._requests_per_minute,
             envelope=self._errors.envelope,

@@ -188,6 +188,8 @@ class Route:
     """Whether parameters that it does not declare are let pass, where others decide what is sent."""
     envelope: Envelope | None = None
     """How its errors look, where they differ from those of its table."""
+    anywhere: bool = False
+    """Whether a server that stands by carries it out, too: it does nothing but write to the store."""
     recheck: Callable[[Call[Any]], object] | None = None
     """What its handler asks of a caller beyond the permission, such as rights in what the body names. Asked
     again before an answer that was kept is given once more: meanwhile it may have been taken from them."""

@@ -167,6 +167,12 @@ BOARD_SETS = PublicResource(
 )
 SET_WRITERS: Mapping[str, Writable] = {
     "board-set": Writable(
-        permission=access.OPERATE, find=find_set, put=put_set, delete=delete_set, rank=22, disturbs=disturbs
+        anywhere=True,
+        permission=access.OPERATE,
+        find=find_set,
+        put=put_set,
+        delete=delete_set,
+        rank=22,
+        disturbs=disturbs,
     )
 }

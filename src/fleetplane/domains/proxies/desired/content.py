@@ -166,6 +166,7 @@ ACCESS_LISTS = PublicResource(
     ),
 )
 ACCESS_LIST_WRITER = Writable(
+    anywhere=True,
     permission=access.OPERATE,
     find=find_list,
     put=put_list,
@@ -317,6 +318,7 @@ WORKSPACE_SETTINGS = PublicResource(
     ),
 )
 SETTINGS_WRITER = Writable(
+    anywhere=True,
     permission=access.RAW,
     find=find_settings,
     put=put_settings,

@@ -146,6 +146,7 @@ def host_warnings(made: VirtualHost, _reading: Reading) -> Sequence[str]:
 
 
 UPSTREAM_WRITER = Writable(
+    anywhere=True,
     permission=access.OPERATE,
     find=find_upstream,
     put=put_upstream,
@@ -155,6 +156,7 @@ UPSTREAM_WRITER = Writable(
     disturbs=reloads,
 )
 HOST_WRITER = Writable(
+    anywhere=True,
     permission=access.OPERATE,
     find=find_host,
     put=put_host,

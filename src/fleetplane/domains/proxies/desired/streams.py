@@ -79,6 +79,7 @@ STREAMS = PublicResource(
     search=(".metadata.name",),
 )
 STREAM_WRITER = Writable(
+    anywhere=True,
     permission=access.OPERATE,
     find=find_stream,
     put=put_stream,
