@@ -13,6 +13,7 @@ from support.shared.storekit import SCOPE, THING, put
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import SettingsError, Unavailable
 from fleetplane.kernel.store.servers import seat
+from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS
 from fleetplane.read_gate import ReadGate, StandsBy
 from fleetplane.rpc import Needs
 from fleetplane.web.ops import READS_ONLY, Mount
@@ -82,6 +83,25 @@ def test_a_server_that_writes_beside_others_asks_before_every_answer() -> None:
             assert servers.first.index.looks == before + 2
         finally:
             servers.active.exclusive = True
+
+    with_pair(work)
+
+
+def test_a_secret_that_cannot_be_read_keeps_nobody_waiting() -> None:
+    class Stuck:
+        def secret_changed(self, name: str) -> None:
+            pass
+
+        async def refresh(self) -> None:
+            await asyncio.Event().wait()
+
+    async def work(servers: Pair) -> None:
+        store, loop = servers.standby.store.reader(), asyncio.get_running_loop()
+        store.keep_fresh(Stuck())
+        gate, begun = ReadGate(servers.standby, store, writes=False), loop.time()
+        with pytest.raises(Unavailable, match="a secret that has changed"):
+            await gate.passed(Needs.STORE)
+        assert loop.time() - begun <= 2 * FRESH_SECONDS
 
     with_pair(work)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import itertools
 import os
@@ -22,6 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.shared.cli_runner import Outcome, execute
 from support.shared.linearizability import Operation, check
 from support.shared.postgres_server import PostgresServer
+from support.shared.rough_network import Roughness, RoughNetwork, rough_network
 from support.shared.server_process import running_server
 from support.shared.waiting_server import WaitingServer, patient
 
@@ -133,6 +135,57 @@ def servers(tmp_path: Path, postgres: PostgresServer, more: str = "") -> Iterato
         for server in found:
             stack.callback(server.channel.close)
         yield found
+
+
+@pytest.mark.timeout(600)
+async def test_a_standby_that_the_database_does_not_answer_refuses_reads_and_ends_watches(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    environment = {
+        **patient(tmp_path),
+        "FLEETPLANE_STORE__URL": postgres.database(),
+        "FLEETPLANE_IDENTITY__MASTER_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),
+    }
+    direct = f"127.0.0.1:{postgres.port}"
+    async with rough_network(direct) as network:
+        with running_server(tmp_path / "one", *ONLY, environment=environment):
+            active = Server("one", tmp_path / "one" / "d.sock")
+            active.provider.RegisterGpu(
+                provider_pb2.RegisterGpuRequest(name="gpu-0"), timeout=DEADLINE_SECONDS
+            )
+            environment["FLEETPLANE_STORE__URL"] = environment["FLEETPLANE_STORE__URL"].replace(
+                direct, network.address
+            )
+            with WaitingServer(tmp_path / "two", environment, *ONLY) as two:
+                standby = Server("two", tmp_path / "two" / "d.sock")
+                try:
+                    await asyncio.to_thread(two.until, partial(_serves, two))
+                    await asyncio.to_thread(_cut_off, network, asyncio.get_running_loop(), active, standby)
+                finally:
+                    standby.channel.close()
+                    active.channel.close()
+
+
+def _cut_off(network: RoughNetwork, loop: asyncio.AbstractEventLoop, active: Server, standby: Server) -> None:
+    assert again(partial(standby.read, "gpu-0")) == ""
+    watch = standby.watch(None)
+    assert next(watch).type == "ADDED"
+    network.roughness = Roughness(stall=1.0, stall_seconds=3600.0)
+    # Nobody is told what was true before this, for more than a moment; and then the watch ends.
+    active.write("gpu-0", "unheard")
+    ended = None
+    try:
+        for event in watch:
+            assert event.object.metadata.name == "gpu-0"
+    except grpc.RpcError as error:
+        ended = error
+    assert ended is not None
+    assert ended.code() is grpc.StatusCode.UNAVAILABLE
+    # Refused, whether its listener is still open or not.
+    assert standby.read("gpu-0") in (None, "unheard")
+    network.roughness = Roughness()
+    loop.call_soon_threadsafe(network.cut_all)
+    assert again(partial(standby.read, "gpu-0")) == "unheard"
 
 
 def _serves(server: WaitingServer) -> bool:

@@ -9,6 +9,7 @@ was stopped and is woken answers what waited in its sockets before it learns tha
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -76,7 +77,14 @@ class ReadGate:
         if needs is Needs.ACTIVE and not self._writes:
             raise self.elsewhere()
         await self._standby.index.confirm()
-        await self._store.refreshed()
+        try:
+            async with asyncio.timeout(FRESH_SECONDS):
+                await self._store.refreshed()
+        except TimeoutError:
+            raise Unavailable(
+                f"the database did not give a secret that has changed within {FRESH_SECONDS:.0f} seconds",
+                hint="ask another server",
+            ) from None
 
     def mount(self, one: Mount, anywhere: Anywhere = lambda _method, _path: False) -> Mount:
         """The same routes behind the gate; refused as a whole where this server can answer none of them.

@@ -31,6 +31,7 @@ from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.store.bells.metrics import BellCollector
 from fleetplane.kernel.store.metrics import StoreCollector
+from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS
 from fleetplane.kernel.store.servers.standby import Standby
 from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.keys import MasterKeys
@@ -119,7 +120,9 @@ class StandbyReads:
                 ]
                 while standby.index.silent_seconds <= STALE_SECONDS and not keys.changed:
                     # Watches look by themselves whether their caller may still read, in memory.
-                    await kernel.store.refreshed()
+                    with contextlib.suppress(TimeoutError):  # and are ended in time, whatever hangs
+                        async with asyncio.timeout(FRESH_SECONDS):
+                            await kernel.store.refreshed()
                     await health.standing_by(reads=gate.is_fresh)
                     await clock.sleep(LOOK_SECONDS)
                 for task in following:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -62,6 +63,38 @@ def test_a_server_that_cannot_renew_its_seat_refuses_reads() -> None:
             await index.confirm()
         await asyncio.sleep(1)
         await index.confirm()
+
+    with_pair(work)
+
+
+def test_a_reader_who_leaves_takes_nothing_from_the_others() -> None:
+    async def work(servers: Pair) -> None:
+        index, store = servers.standby.index, servers.standby.store
+        before, cancelled, mark = index.looks, list[str](), index._engine.mark
+
+        async def noted() -> Mark:
+            try:
+                return await mark()
+            except asyncio.CancelledError:
+                cancelled.append("mark")
+                raise
+
+        index._engine.mark = noted  # type: ignore[method-assign]
+        await put(servers.active, "x", 1)
+        first = asyncio.create_task(index.confirm())
+        await asyncio.sleep(0)
+        other = asyncio.create_task(index.confirm())
+        await asyncio.sleep(0)
+        first.cancel()
+        await other
+        assert store.get(THING, SCOPE, "x") is not None
+        for _ in range(READERS):  # with hardly any time each
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.0001):
+                    await index.confirm()
+        await index.confirm()
+        assert cancelled == [], "a question that is cancelled costs its connection"
+        assert index.looks - before <= 5
 
     with_pair(work)
 

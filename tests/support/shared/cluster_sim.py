@@ -115,6 +115,7 @@ class Judge:
 
     def applied(self, name: str, store: Store) -> None:
         """After every group that a server applied."""
+        require(store._applier.mark.number in self.states, "a group that broke a rule is shown")
         state = self.states[store._applier.mark.number]
         revisions = {thing.name: thing.revision for thing in store._view.of(THING.name).live.values()}
         where = f"{name} at group {store._applier.mark.number}"

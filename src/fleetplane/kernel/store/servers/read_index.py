@@ -34,7 +34,9 @@ class ReadIndex:
         self._asked = 0
         self._answered = 0
         """The last question that was asked before the last look began."""
-        self._looking = asyncio.Lock()  # guards: one look at a time, so that the next serves all who wait
+        self._looking: asyncio.Task[None] | None = None
+        """One look at a time, so that the next serves all who wait. It is nobody's own: a caller that leaves
+        in the middle of a question would take the connection with it."""
         self.looks = 0
 
     def __repr__(self) -> str:
@@ -55,11 +57,12 @@ class ReadIndex:
         self._asked += 1
         mine = self._asked
         try:
-            async with asyncio.timeout(FRESH_SECONDS), self._looking:
-                if self._answered < mine:
-                    covered = self._asked
-                    await self._look()
-                    self._answered = covered
+            async with asyncio.timeout(FRESH_SECONDS):
+                while self._answered < mine:
+                    if self._looking is None:
+                        self._looking = asyncio.create_task(self._look(), name="read-index")
+                        self._looking.add_done_callback(self._looked)
+                    await asyncio.shield(self._looking)
         except TimeoutError:
             raise Unavailable(
                 f"the database did not say within {FRESH_SECONDS:.0f} seconds where the log ends",
@@ -74,6 +77,14 @@ class ReadIndex:
 
     async def _look(self) -> None:
         self.looks += 1
-        head = await self._engine.mark()
-        if head.number != self._applier.mark.number:
-            await self._follower.catch_up()
+        covered = self._asked
+        async with asyncio.timeout(FRESH_SECONDS):
+            head = await self._engine.mark()
+            if head.number != self._applier.mark.number:
+                await self._follower.catch_up()
+        self._answered = covered
+
+    def _looked(self, task: asyncio.Task[None]) -> None:
+        self._looking = None
+        if not task.cancelled():
+            task.exception()  # whoever waited was told; nobody may be left
