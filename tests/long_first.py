@@ -13,6 +13,7 @@ import pytest
 LONG = (
     "tests/docs/test_pages_run.py::test_the_page_about_boards",
     "tests/web/test_console_browser.py",
+    "tests/web/test_console_pages.py",
     "tests/docs/test_pages_run.py::test_the_pages_that_use_the_demonstration",
     "tests/docs/test_pages_run.py::test_the_page_about_rollouts",
     "tests/domains/proxies/rest/test_proxy_openapi.py",

@@ -16,6 +16,7 @@ from support.boards.ssh_lab import SshLab, ssh_lab
 from support.shared.browser_rig import SECONDS, needs_chromium, tab
 from support.shared.cli_runner import COMMAND, execute
 from support.shared.server_process import running_server
+from support.web.console_axe import looked_at, prepared
 from support.web.console_rig import Console
 
 pytestmark = needs_chromium
@@ -83,6 +84,7 @@ async def a_set_is_made_changed_and_deleted(console: Console, http: httpx.AsyncC
     await console.says("#dialog .meant", f"1 board now: {BOARD}.")
     await plan(console)
     await page.until(refused_at("name", "write a-z, 0-9 and -"))
+    await looked_at(console, "#dialog")
     await typed(console, name="lamps")
     await console.click("#dialog [data-list=programs]")
     await console.click("#dialog [data-list=programs]")
@@ -106,8 +108,10 @@ async def a_set_is_made_changed_and_deleted(console: Console, http: httpx.AsyncC
         await page.value("document.querySelector('#dialog [data-field=\"programs[0].args\"]').value")
         == "--rate\n10 a second"
     )
+    await looked_at(console, "#dialog")  # with programs and pins
     await plan(console)
     await console.dialog("1 to be made")
+    await looked_at(console, "#dialog")
     command = await copied(console)
     await console.confirm("Done")
     await console.shut()
@@ -139,6 +143,7 @@ async def a_set_is_made_changed_and_deleted(console: Console, http: httpx.AsyncC
     await console.click("tr[data-name=lamps] .delete-set")
     await console.dialog("end its programs and release its pins at once")
     await console.says("#dialog", "The server would do it.")
+    await looked_at(console, "#dialog")
     await console.set("#dialog input[name=confirmation]", "others")
     await plan(console)
     await console.says("#dialog .outcome", "Write lamps to go on; nothing was done.")
@@ -203,8 +208,39 @@ async def order(console: Console, verb: str, address: str, options: str) -> None
         await console.set("#dialog input[name=confirmation]", BOARD)
     await console.click("#dialog .show-steps")
     await page.until("document.querySelectorAll('#dialog .steps-planned li').length > 0")
+    if verb == "check":
+        await looked_at(console, "#dialog")
     await page.value("document.querySelector('#dialog form').requestSubmit()")
     await console.says("#dialog .outcome", "Begun")
+
+
+async def every_other_dialog_lets_everybody_in(console: Console) -> None:
+    """Finding, the help, an action, giving a role, a new account and a new token."""
+    page = console.page
+    await console.key("?")
+    await console.dialog("next and previous row")
+    await looked_at(console, "#dialog")
+    await console.shut()
+    await page.value("document.querySelector('#find').click()")
+    await console.type("#dialog input", "b")
+    await page.until("document.querySelectorAll('.found a').length > 1")
+    await looked_at(console, "#dialog")
+    await console.shut()
+    await console.open(f"#/boards/{BOARD}?scope=/tenants/default", BOARD)
+    await console.click("[data-action=run]")
+    await console.dialog("This is done to one object")
+    await looked_at(console, "#dialog")
+    await console.shut()
+    await console.open("#/fleet/access", "Access")
+    for button, words in (
+        (".give", "Give a role"),
+        (".new-account", "New account"),
+        (".new-token", "New token"),
+    ):
+        await console.click(f"button{button}")
+        await console.dialog(words)
+        await looked_at(console, "#dialog")
+        await console.shut()
 
 
 async def what_is_written_stays(console: Console, http: httpx.AsyncClient) -> None:
@@ -283,6 +319,8 @@ async def test_sets_of_boards_are_written_and_boards_are_provisioned_in_a_browse
                 console = Console(page, server.web)
                 await console.sign_in(boss)
                 await console.live()
+                await prepared(console)
+                await every_other_dialog_lets_everybody_in(console)
                 await a_set_is_made_changed_and_deleted(console, http, boss)
                 await a_board_is_provisioned(console, lab)
                 await console.sign_out()

@@ -100,7 +100,7 @@ async def _tried(console: Console, words: str) -> None:
         raise AssertionError(f"it never said {words!r} but {told!r}") from error
 
 
-async def _measured(http: httpx.AsyncClient) -> None:
+async def measured(http: httpx.AsyncClient) -> None:
     """A board's figures are there: pages read them when they are opened, and then once a minute."""
     number = board_number((await http.get("/api/v1/nodes")).json())
     async with asyncio.timeout(SECONDS):
@@ -121,7 +121,7 @@ async def a_machine_is_looked_into(console: Console, http: httpx.AsyncClient) ->
     await console.part("History")
     await console.says(".tab .recent", "agent.register by agent/")
     await console.says(".tab [role=status]", "entries of the audit log are about it")
-    await _measured(http)
+    await measured(http)
     await console.open(f"#/boards/{BOARD}?tab=metrics", BOARD)
     await console.charted(".tab", 3)
 

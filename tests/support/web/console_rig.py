@@ -20,7 +20,7 @@ HAS_PIXELS = """((canvas, tokens) => {
       [0, 1, 2].every((one) => Math.abs(data[place + one] - colour[one]) < 16))) return true;
   return false;
 })"""
-KEYS = {"j": 74, "k": 75, "/": 191, "Enter": 13, "Escape": 27}
+KEYS = {"j": 74, "k": 75, "/": 191, "?": 191, "Enter": 13, "Escape": 27, "ArrowDown": 40}
 
 
 class Console:

@@ -1,5 +1,13 @@
 // Elements of the page. What the server says becomes text and nothing else: no markup is ever made from it.
 
+const TURNING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+
+/**
+ * A text as it is shown: characters that turn the direction of what follows them are spelled, so that no name turns the words around it.
+ * @param {string} text
+ */
+export const plain = (text) => text.replace(TURNING, (one) => `⟨U+${one.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
+
 /** @typedef {Node | string | number | null | undefined | false} Child */
 
 /**
@@ -29,7 +37,7 @@ const nodes = (children) =>
   children
     .flat()
     .filter((one) => one !== null && one !== undefined && one !== false)
-    .map((one) => (one instanceof Node ? one : String(one)));
+    .map((one) => (one instanceof Node ? one : plain(String(one))));
 
 /**
  * Set a text only where it differs, so that selections and readers of screens are left alone.
@@ -37,7 +45,8 @@ const nodes = (children) =>
  * @param {string} text
  */
 export const put = (node, text) => {
-  if (node.textContent !== text) node.textContent = text;
+  const shown = plain(text);
+  if (node.textContent !== shown) node.textContent = shown;
 };
 
 /**

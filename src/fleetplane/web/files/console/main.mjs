@@ -12,7 +12,7 @@ import { itemsOf, nothing, placeOf, replaceComputed, since, titleOf, trouble } f
 import { overviewPage } from "./overview.mjs";
 import { offerProvider } from "./providers.mjs";
 import { PAGES } from "./pages.mjs";
-import { pageHash } from "./parts.mjs";
+import { button, closeDialog, openDialog, pageHash } from "./parts.mjs";
 
 const COMPUTED_MS = 3000; // What is not stored is asked for again at most as often, and only after a change.
 const PAGE_ROWS = 500;
@@ -220,7 +220,7 @@ const loadComputed = async (kind) => {
 
 const route = () => {
   const opening = openingInAddress();
-  if (opening) return signIn(opening);
+  if (opening) return running ? askBefore(opening) : signIn(opening);
   if (!running) return;
   const { plural, name, query } = placeOf(location.hash);
   const fleet = plural === "fleet" ? pagesOf().find((one) => one.name === name) : undefined;
@@ -280,6 +280,16 @@ const showKinds = () => {
   });
 };
 
+/**
+ * Somebody who is signed in is not made somebody else by a link that another wrote.
+ * @param {() => Promise<void>} opening
+ */
+const askBefore = (opening) => {
+  openDialog(h("h2", { id: "dialog-title" }, "Sign in anew?"), h("p", null, `The link that you followed signs in, perhaps as somebody else. You are ${by("caller").textContent} now.`),
+    h("p", { class: "tools" }, button("Stay", closeDialog, { class: "stay" }), button("Sign in with the link", () => { closeDialog(); signIn(opening); }, { class: "anew" })));
+  route();
+};
+
 /** A link signs in by itself; what it holds is taken out of the address at once. */
 const openingInAddress = () => {
   const given = new URLSearchParams(location.hash.replace(/^#/, ""));
@@ -300,7 +310,8 @@ addEventListener("keydown", (event) => {
   }
   if (event.ctrlKey || event.metaKey || event.altKey || by("dialog").open) return;
   const target = /** @type {HTMLElement} */ (event.target);
-  if (target.matches("input, textarea, select")) {
+  // A dialog that was just closed may hold the focus for a moment.
+  if (target.matches("input, textarea, select") && !target.closest("dialog:not([open])")) {
     if (event.key === "Escape") target.blur();
     return;
   }
@@ -348,4 +359,13 @@ by("menu").addEventListener("click", () => {
 addEventListener("hashchange", route);
 setInterval(later, 1000); // ages grow
 
-signIn(openingInAddress() ?? session.resume);
+/** A link that was opened: who has a session already is asked first. */
+const begin = async () => {
+  const opening = openingInAddress();
+  const isIn = opening !== null && (await session.resume().then(() => true, () => false));
+  if (opening && !isIn) return signIn(opening);
+  await signIn();
+  if (opening && running) askBefore(opening);
+};
+
+begin();
