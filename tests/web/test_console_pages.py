@@ -82,9 +82,9 @@ async def nothing_keeps_people_out(console: Console) -> None:
         "fetch('/apis/v1').then((one) => one.json()).then((told) => told.resources.map((one) => one.plural))"
     )
     assert len(kinds) > 25
-    for place, plural in enumerate(kinds):
+    for number, plural in enumerate(kinds):
         await shown(console, f"#/{plural}", "", "main .list")
-        await looked_at(console, "main", [LOOKS[place % len(LOOKS)]])
+        await looked_at(console, "main", [LOOKS[number % len(LOOKS)]])
     await look(console, *LOOKS[2])
     await page.value("document.querySelector('#density').click()")
     await shown(console, "#/gpus", "GPUs", ".space .row")

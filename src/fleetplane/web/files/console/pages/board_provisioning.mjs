@@ -103,6 +103,8 @@ export const boardProvisioning = (app, chosen) => {
     output.replaceChildren();
     output.hidden = true;
     let readMs = 0;
+    /** @type {number | undefined} */
+    let again;
     const read = async () => {
       readMs = Date.now();
       const { data } = await (await answer(`/api/v1/operations/${id}`)).json();
@@ -119,7 +121,11 @@ export const boardProvisioning = (app, chosen) => {
         output.append(h("li", null, data.text));
         while (output.childElementCount > LINES) output.firstElementChild?.remove();
         output.scrollTop = output.scrollHeight;
-        if (Date.now() - readMs >= REREAD_MS) read().catch(() => {}); // the end tells all of it once more
+        // After the last line, too: a step that begins is written down before its line comes, and may then be silent for long.
+        again ??= setTimeout(() => {
+          again = undefined;
+          if (!stop.signal.aborted) read().catch(() => {}); // the end tells all of it once more
+        }, Math.max(0, readMs + REREAD_MS - Date.now()));
         return false;
       });
       if (!stop.signal.aborted) load();
