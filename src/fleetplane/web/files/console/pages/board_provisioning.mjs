@@ -105,15 +105,20 @@ export const boardProvisioning = (app, chosen) => {
     let readMs = 0;
     /** @type {number | undefined} */
     let again;
+    let [asked, seen] = [0, 0];
     const read = async () => {
+      const mine = (asked += 1);
       readMs = Date.now();
       const { data } = await (await answer(`/api/v1/operations/${id}`)).json();
-      if (opened === id) show(data);
+      if (stop.signal.aborted || mine < seen) return; // what was asked before may come after what was asked later, or after the end
+      seen = mine;
+      show(data);
     };
     try {
       await read();
       await followEvents(`/api/v1/operations/${id}/log`, stop.signal, ({ kind, data }) => {
         if (kind === "end") {
+          seen = Infinity;
           show(data);
           return true;
         }
