@@ -87,6 +87,23 @@ def test_a_server_that_writes_beside_others_asks_before_every_answer() -> None:
     with_pair(work)
 
 
+def test_what_other_servers_write_is_asked_for_by_the_active_one_in_every_family_that_shows_it() -> None:
+    async def work(servers: Pair) -> None:
+        async def app(_scope: Any, _receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"ok"})
+
+        gate, index = ReadGate(servers.first, servers.active, writes=True), servers.first.index
+        for needs, looks in ((Needs.STORE, 1), (Needs.ACTIVE, 0)):
+            before = index.looks
+            mounted = gate.mount(Mount(path="/v1/x", app=app, needs=needs))
+            assert await asked(mounted.app, READS) == (200, b"ok")
+            assert await asked(mounted.app, {**READS, "method": "POST"}) == (200, b"ok")
+            assert index.looks - before == looks
+
+    with_pair(work)
+
+
 def test_a_secret_that_cannot_be_read_keeps_nobody_waiting() -> None:
     class Stuck:
         def secret_changed(self, name: str) -> None:

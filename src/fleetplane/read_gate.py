@@ -96,19 +96,21 @@ class ReadGate:
         if one.needs is Needs.ACTIVE and not self._writes:
             return Mount(path=one.path, app=self._refusing)
         asks = one.path.startswith(WRITTEN_ANYWHERE)
-        return replace(one, app=self._guarded(one.app, anywhere, asks=asks))
+        # Families of the domains show what is written there, by whichever server.
+        shows = one.needs is Needs.STORE
+        return replace(one, app=self._guarded(one.app, anywhere, asks=asks, shows=shows))
 
     async def _refusing(self, scope: Scope, _receive: Receive, send: Send) -> None:
         await _refuse(self.elsewhere(), scope, send)
 
-    def _guarded(self, app: App, anywhere: Anywhere, *, asks: bool) -> App:
+    def _guarded(self, app: App, anywhere: Anywhere, *, asks: bool, shows: bool) -> App:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             method = scope["method"] if scope["type"] == "http" else ""
             needs = Needs.STORE
             if method not in READING and not anywhere(method, scope["path"]):
                 needs = Needs.ACTIVE
             try:
-                if asks or not self.is_open(needs):
+                if asks or (shows and method in READING) or not self.is_open(needs):
                     await self.passed(needs)
             except FleetplaneError as error:
                 await _refuse(error, scope, send)
