@@ -74,7 +74,9 @@ def test_the_page_of_servers_says_first_whether_something_is_wrong() -> None:
         "1 server, one stands by; no server is active; a is gone, and was last heard of 30s ago.",
         "1 server; none needs attention.",
         "2 servers, one stands by; a was last heard of 6s ago.",
+        "2 servers, one stands by; b is cut off from the bus.",
     ]
+    assert results()["buses"] == ["none", "nats", "nats, cut: refused"]
     assert results()["serverLags"] == ["1 group", "-"]
 
 

@@ -113,14 +113,16 @@ results.charts = [{title: "Sent", unit: "B/s", full: null, high: null, points: [
   .map(observed.chartParts).map((one) => [one.title, one.unit, one.points, one.most ?? null, one.threshold ?? null]);
 {
   const nowMs = Date.parse("2026-01-02T00:01:00Z");
-  const one = (name, state, more = {}) => ({metadata: {name}, status: {state, writable: state === "active", fresh: true, silentSince: null, lagGroups: 0, lagSeconds: 0, ...more}});
+  const one = (name, state, more = {}) => ({metadata: {name}, status: {state, writable: state === "active", fresh: true, silentSince: null, lagGroups: 0, lagSeconds: 0, bus: {kind: "none", connected: false, trouble: ""}, ...more}});
   const silent = (at) => ({fresh: false, silentSince: at, lagSeconds: null});
   results.servers = [
     [one("a", "active")], [one("a", "active", {writable: false})], [one("a", "active"), one("b", "standby")],
     [one("a", "active"), one("b", "standby", {lagGroups: 340, lagSeconds: 12.34}), one("c", "standby", {lagGroups: 1, lagSeconds: 0.4})],
     [one("a", "gone", silent("2026-01-02T00:00:30Z")), one("b", "standby")], [one("a", "active"), one("b", "gone", silent("2025-12-31T00:00:00Z")), one("c", "gone", silent(null))],
     [one("a", "active", silent("2026-01-02T00:00:54Z")), one("b", "standby")],
+    [one("a", "active", {bus: {kind: "nats", connected: true, trouble: ""}}), one("b", "standby", {bus: {kind: "nats", connected: false, trouble: "refused"}})],
   ].map((all) => servers.serversWords(all, nowMs));
+  results.buses = [{kind: "none", connected: false, trouble: ""}, {kind: "nats", connected: true, trouble: ""}, {kind: "nats", connected: false, trouble: "refused"}].map(servers.busWords);
   results.serverLags = [one("a", "standby", {lagGroups: 1, lagSeconds: null}), one("a", "gone")].map((all) => servers.serverLag(all.status));
 }
 {

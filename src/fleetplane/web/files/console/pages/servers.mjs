@@ -65,6 +65,15 @@ export const serverLag = (status) => {
 const databaseWords = ({ engine, sizeBytes }) => (sizeBytes === null ? engine : `${engine}, ${(sizeBytes / 1024 ** 2).toFixed(1)} MiB`);
 
 /**
+ * Over what a server tells others of writes, and whether it can.
+ * @param {{kind: string, connected: boolean, trouble: string}} bus
+ */
+export const busWords = ({ kind, connected, trouble }) => (kind === "none" || connected ? kind : `${kind}, cut${trouble ? `: ${trouble}` : ""}`);
+
+/** @param {any} status */
+const isCut = (status) => status.bus.kind !== "none" && !status.bus.connected;
+
+/**
  * Whether something is wrong with the servers, in one sentence.
  * @param {any[]} servers
  * @param {number} nowMs
@@ -81,6 +90,7 @@ export const serversWords = (servers, nowMs) => {
     ...(here.length === standing && servers.length ? ["no server is active"] : []),
     ...missed.map((one) => `${one.metadata.name} is gone, and was last heard of ${serverAge(one.status, nowMs)}`),
     ...silent.map((one) => `${one.metadata.name} was last heard of ${serverAge(one.status, nowMs)}`),
+    ...here.filter((one) => isCut(one.status)).map((one) => `${one.metadata.name} is cut off from the bus`),
     ...lagging.map((one) => `${one.metadata.name} lags by ${serverLag(one.status)}`),
   ];
   const stands = standing === 0 ? "" : standing === 1 ? ", one stands by" : `, ${standing} stand by`;
@@ -110,6 +120,7 @@ export const serversPage = (app) => {
     { title: "Revision", text: (one) => (one.status.answers ? app.world.revision || unknown(one.status.revision) : "-"), tone: quiet() },
     { title: "Up for", text: (one) => (one.status.startedAt ? since(one.status.startedAt, Date.now()) : "-"), tone: quiet() },
     { title: "Database", text: (one) => databaseWords(one.status.database), tone: quiet() },
+    { title: "Bus", text: (one) => busWords(one.status.bus), tone: quiet((status) => (isCut(status) ? "bad" : "")) },
     { title: "Fleets", text: (one) => one.spec.domains.join(", ") || "-", tone: quiet() },
   ]);
   const agents = tableOf("Agents", (/** @type {{plural: string}} */ one) => one.plural, [
