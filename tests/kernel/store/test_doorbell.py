@@ -183,3 +183,18 @@ async def test_a_hostile_publisher_costs_a_few_reads(
             assert is_connected(standby)
             monkeypatch.setattr(doorbell, "IDLE_SECONDS", 0.0)
             assert done.revision > 0
+
+
+async def test_a_nats_that_hangs_is_given_up_and_found_again(
+    tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doorbell, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(doorbell, "ANSWER_SECONDS", 2.0)
+    with nats_server.running(tmp_path) as nats:
+        async with pair(tmp_path, postgres.database(), nats, monkeypatch) as (active, standby):
+            await until(lambda: is_connected(active) and is_connected(standby))
+            nats.freeze()
+            await until(lambda: not is_connected(active) and not is_connected(standby))
+            await put(active, "meanwhile", 1)
+            nats.thaw()
+            await until(lambda: standby.get(THING, SCOPE, "meanwhile") is not None)

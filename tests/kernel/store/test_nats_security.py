@@ -19,7 +19,7 @@ from support.shared.throwaway_ca import ThrowawayCa, key_pem, make_key
 
 from fleetplane.kernel.errors import SettingsError, Unavailable
 from fleetplane.kernel.store.bells.bus import NatsSettings
-from fleetplane.kernel.store.bells.nats_bus import NatsBus
+from fleetplane.kernel.store.bells.nats_bus import ATTEMPTS, NatsBus
 
 LINEAGE = "c" * 32
 
@@ -124,6 +124,44 @@ async def test_one_that_speaks_no_tls_is_told_no_password(tmp_path: Path) -> Non
         thread.join(START_SECONDS)
     assert "does not speak TLS" in told
     assert said == []
+
+
+async def test_a_connection_that_the_client_leaves_half_made_is_not_used(tmp_path: Path) -> None:
+    """Whatever comes before the answer to its first question leaves it so, and it says nothing of it."""
+    info = b'INFO {"server_id":"x","version":"2.9.0","max_payload":1048576}\r\n'
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def greet() -> None:
+            for _ in range(ATTEMPTS):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.settimeout(START_SECONDS)
+                    connection.sendall(info)
+                    asked = b""
+                    while b"PING" not in asked:
+                        asked += connection.recv(4096)
+                    connection.sendall(b"PING\r\nPONG\r\n")
+                    while connection.recv(4096):
+                        pass
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        told = await refused(NatsSettings(servers=[f"nats://127.0.0.1:{listening.getsockname()[1]}"]))
+        thread.join(START_SECONDS)
+    assert "not completed" in told
+
+
+async def test_a_reader_that_died_is_noticed(tmp_path: Path) -> None:
+    with nats_server.running(tmp_path) as nats:
+        async with NatsBus(NatsSettings(servers=[nats.url])).line(LINEAGE, lambda _: None) as line:
+            reading = line._client._reading_task
+            assert reading is not None
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            with pytest.raises(Unavailable):
+                await line.check()
+            with pytest.raises(Unavailable):
+                await line.ring(b"ring")
 
 
 def test_files_that_cannot_be_used_are_refused_at_the_start(tmp_path: Path) -> None:

@@ -60,6 +60,10 @@ class NatsServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def publish(self, subject: str, *messages: bytes, headers: bytes = b"") -> None:
         """As anybody who can reach it may; returns once it has taken them."""
         with socket.create_connection(("127.0.0.1", self.port), START_SECONDS) as connection:

@@ -24,6 +24,9 @@ SUBJECT = "fleetplane.bell."
 """And the lineage: several installations may share a NATS."""
 CONNECT_SECONDS = 5
 CLOSE_SECONDS = 2.0
+ATTEMPTS = 3
+"""To complete a connection. If the server says anything before it answers the first question, the client
+takes the connection for one that is still being made, sends nothing on it, and tells nobody."""
 PENDING_MESSAGES = 64
 PENDING_BYTES = 64 * 1024
 """Held until the loop comes to them; of what is beyond, nothing but the fact is heard."""
@@ -63,19 +66,28 @@ class NatsBus:
         servers = list(self._settings.servers)
         random.shuffle(servers)
         for server in servers:
+            try:
+                return await self._tried(server, heard)
+            except (OSError, TimeoutError, nats.errors.Error, SettingsError) as error:
+                troubles[server] = self._meaning(error)
+        raise Unavailable("; ".join(f"{server}: {trouble}" for server, trouble in troubles.items()))
+
+    async def _tried(self, server: str, heard: Heard) -> NatsLine:
+        for _ in range(ATTEMPTS):
             line = NatsLine(_Client(needs_tls=self._tls is not None), heard)
             try:
                 async with asyncio.timeout(2 * CONNECT_SECONDS):
                     await line.connect(server, self._options())
-            except (OSError, TimeoutError, nats.errors.Error, SettingsError) as error:
-                troubles[server] = self._meaning(line.trouble or error)
+            except (OSError, TimeoutError, nats.errors.Error) as error:
                 await line.close()
+                raise line.trouble or error from error
             except BaseException:
                 await line.close()
                 raise
-            else:
+            if line.is_whole:
                 return line
-        raise Unavailable("; ".join(f"{server}: {trouble}" for server, trouble in troubles.items()))
+            await line.close()
+        raise nats.errors.Error("the connection was not completed")
 
     def _options(self) -> dict[str, Any]:
         settings = self._settings
@@ -149,6 +161,12 @@ class NatsLine:
             **options,
         )
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the client both sends and reads: it says of neither that it has stopped."""
+        reading = self._client._reading_task
+        return self._client.is_connected and reading is not None and not reading.done()
+
     async def listen(self, subject: str) -> None:
         self._subject = subject
         await self._client.subscribe(
@@ -157,6 +175,8 @@ class NatsLine:
             pending_msgs_limit=PENDING_MESSAGES,
             pending_bytes_limit=PENDING_BYTES,
         )
+        # The client's question overtakes what it has not written yet; the second one comes after it.
+        await self.check()
         await self.check()
 
     async def _message(self, found: Msg) -> None:
@@ -171,6 +191,8 @@ class NatsLine:
         self._lost.set()
 
     async def ring(self, message: bytes) -> None:
+        if not self.is_whole:
+            raise Unavailable("NATS: the connection is dead")
         try:
             await self._client.publish(self._subject, message)
             await self._client.flush()  # one message is under way at a time: later ones are one
@@ -178,6 +200,8 @@ class NatsLine:
             raise Unavailable(f"NATS: {error}") from error
 
     async def check(self) -> None:
+        if not self.is_whole:
+            raise Unavailable("NATS: the connection is dead")
         try:
             await self._client.flush()
         except (OSError, nats.errors.Error) as error:
