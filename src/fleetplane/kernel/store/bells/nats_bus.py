@@ -80,13 +80,18 @@ class NatsBus:
                     await line.connect(server, self._options())
             except (OSError, TimeoutError, nats.errors.Error) as error:
                 await line.close()
-                raise line.trouble or error from error
+                cause = line.trouble or error
+                if isinstance(cause, ConnectionError) and line.asks_who:
+                    raise _Refused("the server ended the connection") from error
+                raise cause from error
             except BaseException:
                 await line.close()
                 raise
             if line.is_whole:
                 return line
             await line.close()
+        if line.asks_who:
+            raise _Refused("the connection was not completed")
         raise nats.errors.Error("the connection was not completed")
 
     def _options(self) -> dict[str, Any]:
@@ -111,11 +116,17 @@ class NatsBus:
             return f"{setting}: does not vouch for the server's certificate: {error.verify_message}"
         if isinstance(error, ssl.SSLError):
             return f"bus.cert_file, bus.key_file: TLS failed: {error.reason or text}"
+        if isinstance(error, _Refused):
+            return f"{self._settings.secret}: refused, as it seems: {text}"
         if "authorization violation" in text.lower() or "authentication" in text.lower():
             return f"{self._settings.secret}: refused by the server"
         if isinstance(error, ConnectionError | TimeoutError) and self._settings.cert_file == "" and self._tls:
             return f"bus.cert_file: not set, and the server may ask for one: {text}"
         return text
+
+
+class _Refused(nats.errors.Error):
+    """A server that asks who is there has gone away: a refusal may be lost on the way."""
 
 
 class _Client(Client):
@@ -160,6 +171,11 @@ class NatsLine:
             max_reconnect_attempts=1,
             **options,
         )
+
+    @property
+    def asks_who(self) -> bool:
+        """Whether the server wants to know who is there."""
+        return bool(self._client._server_info.get("auth_required"))
 
     @property
     def is_whole(self) -> bool:
