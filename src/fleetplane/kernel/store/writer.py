@@ -59,6 +59,11 @@ LOSSES_BEFORE_LOCK = 2
 """Times that other servers may be faster before a group is written while they wait."""
 LOCK_PAUSE_SECONDS = 0.25
 """Between two such groups of one server: the others wait for its round trips meanwhile."""
+LOCK_PAUSE_TIMES = 10
+"""How many times as long as such a group took, at least: a server whose answers come late, and which so
+keeps the others waiting for longer, costs them a tenth of their time, too."""
+LOSSES_BEFORE_WAITING = 20
+"""After which a server waits until that pause is over, and loses no more."""
 ATTEMPTS_LIMIT = 100
 """To write one group; with the pause above, several seconds of losing to others."""
 
@@ -102,7 +107,7 @@ class Writer:
         """The author of the groups that this process writes; None as long as it must not."""
         self.follower: Follower | None = None
         """What reads the groups of other servers; None where there are none."""
-        self._locked_at = -math.inf
+        self._lock_due = -math.inf
         self._queue: FairQueue[Submission] = FairQueue()
         self._number = 0
         self._idle: asyncio.Future[None] | None = None
@@ -261,6 +266,8 @@ class Writer:
         for losses in range(ATTEMPTS_LIMIT):
             self._committing = False
             try:
+                if losses >= LOSSES_BEFORE_WAITING:
+                    await self.clock.sleep(max(0.0, self._lock_due - self.clock.monotonic()))
                 if losses >= LOSSES_BEFORE_LOCK and self._may_lock():
                     return await self._attempt_alone(submissions)
                 return await self._attempt(self._draft(submissions))
@@ -303,11 +310,7 @@ class Writer:
         return attempt
 
     def _may_lock(self) -> bool:
-        now = self.clock.monotonic()
-        if self.follower is None or now - self._locked_at < LOCK_PAUSE_SECONDS:
-            return False
-        self._locked_at = now
-        return True
+        return self.follower is not None and self.clock.monotonic() >= self._lock_due
 
     async def _attempt_alone(self, submissions: Sequence[Submission]) -> Attempt:
         """Catch up and commit while no other server can write: who is slow comes to its turn, too."""
@@ -321,6 +324,7 @@ class Writer:
             return made.group.rows() if made.group.changed else None
 
         self.locked += 1
+        begun = self.clock.monotonic()
         try:
             outcome = await self.follower.write_alone(draft)
         except FleetplaneError as error:
@@ -330,6 +334,10 @@ class Writer:
                 raise
             made.error = await self._in_doubt(made.group, error)
             return made
+        finally:
+            took = self.clock.monotonic() - begun
+            pause = max(LOCK_PAUSE_SECONDS, LOCK_PAUSE_TIMES * took)
+            self._lock_due = self.clock.monotonic() + pause
         if made is None:  # more is missing than is read under the lock
             raise Overtaken
         if outcome is not None:
