@@ -95,6 +95,7 @@ def everything() -> list[dict[str, Any]]:
         ),
         made("group", "mine", LAB, template="worker", size=1, instanceType="large"),
         made("group", "workers", LAB, size=3),
+        made("provider-settings", "providers", "/", heartbeatSeconds=5.0, ignoredXids=[13, 45]),
         group("web", selector={"os": "linux"}),
         layer({"level": 1}),
         freeze(f"tenant/{INSTANCES_TENANT}/group/mine", "instances", LAB),
