@@ -41,6 +41,7 @@ class RoughNetwork:
             writer.transport.abort()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open.add(writer)  # at once: one that is still being carried on is cut as well
         carrier = asyncio.ensure_future(self._carry(reader, writer))
         self._carriers.add(carrier)
         carrier.add_done_callback(self._carriers.discard)
@@ -50,6 +51,7 @@ class RoughNetwork:
         try:
             up_reader, up_writer = await asyncio.open_connection(host, int(port))
         except BaseException as error:
+            self._open.discard(writer)
             writer.transport.abort()
             if isinstance(error, OSError):
                 return
