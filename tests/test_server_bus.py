@@ -11,6 +11,13 @@ from support.shared.postgres_server import PostgresServer
 from support.shared.server_process import START_SECONDS, running_server
 from support.shared.waiting_server import patient
 
+PATIENT = """
+from fleetplane.kernel.store.bells import nats_bus
+
+nats_bus.CONNECT_SECONDS = 60
+"""
+"""Only why the bus is away first is logged: it must not be that this process was held up."""
+
 
 def page(web: str, path: str) -> str:
     with urllib.request.urlopen(f"{web}{path}", timeout=START_SECONDS) as answer:
@@ -28,6 +35,8 @@ def test_a_bus_that_refuses_the_server_does_not_keep_it_from_serving(
             "FLEETPLANE_BUS__URL": nats.url,
             "FLEETPLANE_BUS__TOKEN": "wrong-one",
         }
+        with (tmp_path / "site" / "sitecustomize.py").open("a") as site:
+            site.write(PATIENT)
         with running_server(tmp_path / "one", "--only", "gpus", environment=environment) as server:
             (web,) = server.listeners["web"]
             deadline = time.monotonic() + START_SECONDS

@@ -168,8 +168,7 @@ async def test_a_standby_that_the_database_does_not_answer_refuses_reads_and_end
 
 def _cut_off(network: RoughNetwork, loop: asyncio.AbstractEventLoop, active: Server, standby: Server) -> None:
     assert again(partial(standby.read, "gpu-0")) == ""
-    watch = standby.watch(None)
-    assert next(watch).type == "ADDED"
+    watch = again(partial(_begun, standby))
     network.roughness = Roughness(stall=1.0, stall_seconds=3600.0)
     # Nobody is told what was true before this, for more than a moment; and then the watch ends.
     active.write("gpu-0", "unheard")
@@ -186,6 +185,17 @@ def _cut_off(network: RoughNetwork, loop: asyncio.AbstractEventLoop, active: Ser
     network.roughness = Roughness()
     loop.call_soon_threadsafe(network.cut_all)
     assert again(partial(standby.read, "gpu-0")) == "unheard"
+
+
+def _begun(server: Server) -> Any:
+    """A watch that has told what there is; None if it is refused now."""
+    watch = server.watch(None)
+    try:
+        assert next(watch).type == "ADDED"
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE, error
+        return None
+    return watch
 
 
 def _serves(server: WaitingServer) -> bool:

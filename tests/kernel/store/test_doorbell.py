@@ -58,12 +58,20 @@ def is_connected(store: Store) -> bool:
 
 @asynccontextmanager
 async def pair(
-    folder: Path, url: str, nats: NatsServer | None, monkeypatch: pytest.MonkeyPatch, *, looks: bool = False
+    folder: Path,
+    url: str,
+    nats: NatsServer | None,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    looks: bool = False,
+    answer_seconds: float = DEADLINE_SECONDS,
 ) -> AsyncIterator[tuple[Store, Store]]:
     """An active server, and one that stands by and does not look any more, unless it `looks`."""
     monkeypatch.setattr(seat, "LIFE_SECONDS", 10 * DEADLINE_SECONDS)  # however late anything is
     monkeypatch.setattr(seat, "GIVE_UP_SECONDS", 9 * DEADLINE_SECONDS)
     monkeypatch.setattr(doorbell, "LAST_RETRY_SECONDS", 0.5)
+    # A bell that is given up is not rung again.
+    monkeypatch.setattr(doorbell, "ANSWER_SECONDS", answer_seconds)
     bus = None if nats is None else NatsSettings(servers=[nats.url])
     settings = [
         StoreSettings(path=folder / name / "store.db", url=url, server=name, bus=bus)
@@ -120,6 +128,7 @@ async def test_nats_may_be_killed_and_come_back(
             await until(
                 lambda: "NATS" in bell(active).state.trouble or nats.url in bell(active).state.trouble
             )
+            await bell(standby)._read()  # after its look at connecting, which may still be under way
             done = await put(active, "meanwhile", 1)  # written as ever, and not shown there
             assert standby.revision < done.revision
             nats.start()
@@ -189,9 +198,11 @@ async def test_a_nats_that_hangs_is_given_up_and_found_again(
     tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doorbell, "CHECK_SECONDS", 0.2)
-    monkeypatch.setattr(doorbell, "ANSWER_SECONDS", 2.0)
     with nats_server.running(tmp_path) as nats:
-        async with pair(tmp_path, postgres.database(), nats, monkeypatch) as (active, standby):
+        async with pair(tmp_path, postgres.database(), nats, monkeypatch, answer_seconds=2.0) as (
+            active,
+            standby,
+        ):
             await until(lambda: is_connected(active) and is_connected(standby))
             nats.freeze()
             await until(lambda: not is_connected(active) and not is_connected(standby))

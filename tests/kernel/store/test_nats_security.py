@@ -18,10 +18,19 @@ from support.shared.nats_server import START_SECONDS
 from support.shared.throwaway_ca import ThrowawayCa, key_pem, make_key
 
 from fleetplane.kernel.errors import SettingsError, Unavailable
+from fleetplane.kernel.store.bells import nats_bus
 from fleetplane.kernel.store.bells.bus import NatsSettings
 from fleetplane.kernel.store.bells.nats_bus import ATTEMPTS, NatsBus
 
 LINEAGE = "c" * 32
+PATIENCE = int(START_SECONDS)
+"""How many seconds NATS gives a client to say who it is."""
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late anything is, nobody is taken for one who does not answer."""
+    monkeypatch.setattr(nats_bus, "CONNECT_SECONDS", PATIENCE)
 
 
 async def rung(settings: NatsSettings) -> None:
@@ -41,7 +50,7 @@ async def refused(settings: NatsSettings) -> str:
 
 def tls(ca: ThrowawayCa, folder: Path, more: str = "") -> str:
     certificate, key = ca.server(folder)
-    return f'tls {{ cert_file: "{certificate}", key_file: "{key}" {more} }}'
+    return f'tls {{ cert_file: "{certificate}", key_file: "{key}", timeout: {PATIENCE} {more} }}'
 
 
 async def test_tls_with_the_right_authority(tmp_path: Path) -> None:
@@ -74,14 +83,19 @@ async def test_a_server_that_asks_for_a_certificate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "right", "wrong", "setting"),
     [
-        ("authorization { token: right }", {"token": "right"}, {"token": "wrong"}, "bus.token:"),
         (
-            "authorization { user: me, password: right }",
+            f"authorization {{ token: right, timeout: {PATIENCE} }}",
+            {"token": "right"},
+            {"token": "wrong"},
+            "bus.token:",
+        ),
+        (
+            f"authorization {{ user: me, password: right, timeout: {PATIENCE} }}",
             {"user": "me", "password": "right"},
             {"user": "me", "password": "wrong"},
             "bus.user and bus.password:",
         ),
-        ("authorization { token: right }", {"token": "right"}, {}, "none is set"),
+        (f"authorization {{ token: right, timeout: {PATIENCE} }}", {"token": "right"}, {}, "none is set"),
     ],
 )
 async def test_wrong_credentials_are_named_and_not_shown(
@@ -234,6 +248,7 @@ async def test_a_credentials_file(tmp_path: Path) -> None:
     config = (
         f"operator: {operator.token(operator.name, {'type': 'operator', 'version': 2})}\n"
         f"resolver: MEMORY\n"
+        f"authorization {{ timeout: {PATIENCE} }}\n"
         f"resolver_preload: {{ {account.name}: {operator.token(account.name, unlimited)} }}\n"
     )
     right = credentials(tmp_path / "right.creds", user, account.token(user.name, allowed))

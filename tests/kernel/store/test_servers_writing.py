@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from support.shared.enginekit import EMPTY, group
@@ -19,6 +20,7 @@ from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import AlreadyExists, NotFound, Unavailable
 from fleetplane.kernel.store import Draft, Store, StoreSettings
 from fleetplane.kernel.store.engine import Author, GroupPage, Outcome, Superseded, WriteGroup
+from fleetplane.kernel.store.engines import postgres as postgres_engine
 from fleetplane.kernel.store.engines import postgres_schema
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
 from fleetplane.kernel.store.servers import read_index, seat
@@ -26,6 +28,8 @@ from fleetplane.kernel.store.servers.standby import Standby
 
 CLAIMS = int(os.environ.get("CONTESTED_CLAIMS", "100"))
 """A short form of a thousand."""
+PATIENCE = f"{DEADLINE_SECONDS * 1000:.0f}"
+"""In milliseconds."""
 ENOUGH = 30
 """Writes of each server before one is killed."""
 
@@ -39,18 +43,21 @@ def url(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> str:
     }
     assert patient != postgres_schema.FUNCTIONS
     monkeypatch.setattr(postgres_schema, "FUNCTIONS", patient)
+    monkeypatch.setattr(seat, "LIFE_SECONDS", DEADLINE_SECONDS)
     monkeypatch.setattr(seat, "GIVE_UP_SECONDS", DEADLINE_SECONDS)
     monkeypatch.setattr(read_index, "FRESH_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setitem(postgres_engine.WRITER, "lock_timeout", PATIENCE)
     return postgres.database()
 
 
 class SlowEngine(PostgresEngine):
     """Of a server whose event loop is late: what it wants to write reaches the database after others' did."""
 
-    delay_seconds = 0.0
+    is_slow = False
 
     async def commit(self, group: WriteGroup) -> Outcome:
-        await asyncio.sleep(self.delay_seconds)
+        while self.is_slow and (await self.mark()).number == group.before.number:
+            await asyncio.sleep(0.001)
         return await super().commit(group)
 
 
@@ -59,6 +66,8 @@ async def servers(url: str, folder: Path, *names: str) -> AsyncIterator[list[Sto
     """Servers in this process, the first of which is active."""
     stores: list[Store] = []
     async with asyncio.timeout(DEADLINE_SECONDS), AsyncExitStack() as stack:
+        # One that is held up while it has the lock keeps it.
+        stack.enter_context(patch.dict(postgres_engine.WRITER, idle_in_transaction_session_timeout=PATIENCE))
         for name in names:
             engine = await SlowEngine.open(url)
             stack.push_async_callback(engine.close)
@@ -148,7 +157,7 @@ async def test_a_slow_server_comes_to_its_turn_although_others_are_always_faster
     async with servers(url, tmp_path, "one", "two", "slow") as (one, two, slow):
         engine = slow._engine
         assert isinstance(engine, SlowEngine)
-        engine.delay_seconds = 0.05
+        engine.is_slow = True
 
         async def hammer(store: Store, name: str) -> None:
             value = 0
@@ -158,17 +167,17 @@ async def test_a_slow_server_comes_to_its_turn_although_others_are_always_faster
 
         hammering = [asyncio.create_task(hammer(store, f"h{n}")) for n, store in enumerate((one, two))]
         try:
-            for value in range(5):
+            for value in range(3):
                 await put(slow, "slow", value)
         finally:
             for task in hammering:
                 task.cancel()
             await asyncio.gather(*hammering, return_exceptions=True)
-        assert slow._writer.locked >= 1
+        assert slow._writer.locked >= 3
         await one.confirmed()
         found = one.get(THING, SCOPE, "slow")
         assert found is not None
-        assert found.spec.value == 4
+        assert found.spec.value == 2
 
 
 async def test_a_server_whose_process_was_replaced_writes_nothing_more(tmp_path: Path, url: str) -> None:
