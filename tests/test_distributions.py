@@ -35,6 +35,8 @@ SOURCES = (
     "LICENSE",
     "README.md",
 )
+SECONDS = 240.0
+"""For each step; several processes of these tests may build at the same time."""
 AGENTS = sorted(verb.name for declaration in own.declarations() for verb in declaration.agents)
 
 
@@ -87,7 +89,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copy(source, target)
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     places = [str(tree), str(tree / "packages" / "fleetplane")]
-    subprocess.run([*build, "--no-index", "-w", str(folder), *places], check=True, timeout=120)
+    subprocess.run([*build, "--no-index", "-w", str(folder), *places], check=True, timeout=SECONDS)
     return folder
 
 
@@ -95,7 +97,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def agent_only(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment with the wheel of `fleetplane-agent` and what that requires."""
     environment = tmp_path_factory.mktemp("agent-only")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True, timeout=SECONDS)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = environment / "lib" / version / "site-packages"
     dependencies = project("pyproject.toml")["dependencies"]
@@ -105,7 +107,7 @@ def agent_only(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = wheels.glob("fleetplane_agent-*.whl")
     pip = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python")]
     subprocess.run(
-        [*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True, timeout=60
+        [*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True, timeout=SECONDS
     )
     return environment / "bin"
 
@@ -115,7 +117,7 @@ def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "FLEETPLANE"))
     }
     return subprocess.run(
-        [program, *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment
+        [program, *arguments], capture_output=True, text=True, timeout=SECONDS, check=False, env=environment
     )
 
 

@@ -19,7 +19,7 @@ from support.web.console_axe import LOOKS, look, looked_at, prepared, shown
 from support.web.console_fleets import BOARD, EDGE_TENANT, GPUS, WORKSPACE, demo_fleets
 from support.web.console_looks import measured
 from support.web.console_rig import Console
-from support.web.console_walks import PAGES
+from support.web.console_walks import PAGES, until_served
 
 pytestmark = needs_chromium
 
@@ -231,7 +231,7 @@ async def test_every_page_lets_everybody_in_and_nobody_break_in(tmp_path: Path) 
             await page.until("document.querySelector('#sign-in')?.hidden === false")
             await prepared(console)
             await looked_at(console, "html")
-            async with demo_fleets(server, folder, boss, PASSWORD):
+            async with demo_fleets(server, folder, boss, PASSWORD) as fleets:
                 await console.sign_in(boss)
                 await console.live()
                 await console.open("#/gpus", "GPUs")
@@ -243,6 +243,8 @@ async def test_every_page_lets_everybody_in_and_nobody_break_in(tmp_path: Path) 
                     base_url=server.web, headers=given, trust_env=False, timeout=SECONDS
                 ) as http:
                     await measured(http)  # pages read figures when they are opened
+                for url in fleets.nginx:  # and logs of agents that are there
+                    await until_served(url, "", "hello from behind NGINX")
                 await nothing_keeps_people_out(console)
                 await nothing_breaks_in(console)
                 await addresses_of_others_show_nothing(console, boss, ada)

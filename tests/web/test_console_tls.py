@@ -7,7 +7,7 @@ import base64
 import hashlib
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +45,20 @@ async def neighbour() -> AsyncIterator[int]:
     """A page of another host of the same domain, which sets cookies for all of it."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
         cookies = "".join(f"Set-Cookie: {one}\r\n" for one in TOSSED)
         body = b"<!doctype html><title>neighbour</title>"
-        writer.write(
-            f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n{cookies}Content-Length: {len(body)}\r\n"
-            "Connection: close\r\n\r\n".encode()
-            + body
-        )
-        await writer.drain()
-        writer.close()
+        try:
+            # Browsers open connections that they may need, and say nothing on those that they did not.
+            with suppress(OSError, asyncio.IncompleteReadError):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(
+                    f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n{cookies}Content-Length: {len(body)}\r\n"
+                    "Connection: close\r\n\r\n".encode()
+                    + body
+                )
+                await writer.drain()
+        finally:
+            writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         yield server.sockets[0].getsockname()[1]

@@ -42,7 +42,7 @@ _STAND_INS = {
 _INSTALLER = """#!/bin/sh
 set -e
 echo "$0" > "$LAB/installer-was"
-[ ! -e "$LAB/slow" ] || { echo begun; sleep 60; }
+[ ! -e "$LAB/slow" ] || { echo begun; sleep 240; }
 [ ! -e "$LAB/broken" ] || { echo "the download failed" >&2; exit 7; }
 env | grep -E '^(INSTALL_K3S|K3S_)' | sort > "$LAB/environment"
 printf '%s\\n' "$@" > "$LAB/arguments"

@@ -48,6 +48,10 @@ class PageLeft(AssertionError):
     """The page that was asked is not shown any more."""
 
 
+class PageThrew(AssertionError):
+    """What was asked cannot be told of the page, as of an element that is not there."""
+
+
 class Tab:
     """One tab: what it shows, and what its console complained of."""
 
@@ -83,23 +87,31 @@ class Tab:
         found = await self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in found, found
+        if "exceptionDetails" in found:
+            raise PageThrew(found)
         return found["result"].get("value")
 
     async def until(self, expression: str) -> None:
-        """Wait for something to be so."""
+        """Wait for something to be so; a page that is still loaded has not all of its elements."""
+        threw: list[str] = []
         try:
             async with asyncio.timeout(SECONDS):
-                while not await self._holds(expression):
+                while not await self._holds(expression, threw):
                     await asyncio.sleep(0.05)
         except TimeoutError as error:
-            text = await self.value("document.body.innerText")
-            raise AssertionError(f"{expression} never became true; the page says:\n{text}") from error
+            text = await self.value("document.body?.innerText")
+            words = f"{expression} never became true; the page says:\n{text}"
+            raise AssertionError("\n".join([words, *threw])) from error
 
-    async def _holds(self, expression: str) -> bool:
+    async def _holds(self, expression: str, threw: list[str]) -> bool:
+        """`threw` is what the page says of an expression that fails."""
+        threw.clear()
         try:
             return bool(await self.value(expression))
         except PageLeft:
+            return False
+        except PageThrew as error:
+            threw.append(str(error))
             return False
 
     async def press(self, key: str, code: int) -> None:
@@ -131,7 +143,10 @@ async def tab(folder: Path, url: str, *, arguments: Sequence[str] = ()) -> Async
         async with httpx.AsyncClient(trust_env=False, timeout=START_SECONDS) as http:
             made = (await http.put(f"http://127.0.0.1:{port}/json/new?about:blank")).json()
         async with websockets.connect(
-            made["webSocketDebuggerUrl"], max_size=MESSAGE_LIMIT_BYTES, proxy=None
+            made["webSocketDebuggerUrl"],
+            max_size=MESSAGE_LIMIT_BYTES,
+            proxy=None,
+            ping_interval=None,  # answers are not read while a test waits for something else
         ) as socket:
             found = Tab(socket)
             for name in ("Runtime", "Log", "Page"):
@@ -148,6 +163,6 @@ async def _port(file: Path) -> int:
     async with asyncio.timeout(START_SECONDS):
         while True:
             lines = file.read_text().splitlines() if file.exists() else []
-            if lines and lines[0].isdecimal():
+            if len(lines) > 1 and lines[0].isdecimal():  # as a whole
                 return int(lines[0])
             await asyncio.sleep(0.05)

@@ -310,8 +310,8 @@ addEventListener("keydown", (event) => {
   }
   if (event.ctrlKey || event.metaKey || event.altKey || by("dialog").open) return;
   const target = /** @type {HTMLElement} */ (event.target);
-  // A dialog that was just closed may hold the focus for a moment.
-  if (target.matches("input, textarea, select") && !target.closest("dialog:not([open])")) {
+  // A dialog that was just closed, or a form that was just hidden, may hold the focus for a moment.
+  if (target.matches("input, textarea, select") && !target.closest("dialog:not([open]), [hidden]")) {
     if (event.key === "Escape") target.blur();
     return;
   }
