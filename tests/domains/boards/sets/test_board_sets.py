@@ -18,6 +18,7 @@ from support.fleet.plans_rig import plans_rig
 from support.fleet.started_domains import started_domains
 
 from fleetplane.domains.boards.agent.desired import apt
+from fleetplane.domains.boards.agent.desired.packages import Packages
 from fleetplane.domains.boards.core import BoardOptions
 from fleetplane.domains.boards.inventory import liveness
 from fleetplane.domains.boards.kinds import BOARD, SCOPE
@@ -260,7 +261,13 @@ async def test_packages_go_out_in_waves_and_one_that_cannot_be_installed_is_roll
     debian.add("sensor", "2.0")
     debian.update()  # two boards share it, and apt does not wait for others who fetch lists
     environment = {**apt.ENVIRONMENT, **debian.environment}
-    with patch.object(apt, "ENVIRONMENT", environment):
+    turn, install = asyncio.Lock(), Packages.install
+
+    async def in_turn(board: Packages, wanted: Mapping[str, str]) -> None:
+        async with turn:  # else what one plans is there by the time it asks apt, by the other's hand
+            await install(board, wanted)
+
+    with patch.object(apt, "ENVIRONMENT", environment), patch.object(Packages, "install", in_turn):
         async with opened(tmp_path) as site:
             store = site.server.store
             first = BoardSetSpec(packages=(PackageSpec(name="sensor", version="1.0"),))
