@@ -134,7 +134,7 @@ def test_settings_go_out_in_waves_and_a_provider_that_loses_its_lease_halts_them
         site.apply(heartbeatSeconds=2)
         third = site.status()["version"]
         site.comes_to(
-            third, lambda one: outcomes(one)[CANARY] == "confirmed", "the first wave has the next version"
+            third, lambda one: outcomes(one).get(CANARY) == "confirmed", "the first wave has the next version"
         )
         site.agents[CANARY].send_signal(signal.SIGSTOP)  # it does not renew its lease any more
         back = site.comes_to(
