@@ -18,12 +18,23 @@ from fleetplane.kernel.store.servers import seat
 seat.GIVE_UP_SECONDS, seat.LIFE_SECONDS = 18.0, 20.0
 """
 
+READS = """
+from fleetplane.kernel.store.servers import read_index
 
-def patient(folder: Path) -> dict[str, str]:
-    """For the environment of servers which keep their seat although the machine stands still for seconds."""
+read_index.FRESH_SECONDS = 60.0
+
+from fleetplane import standby_reads
+
+standby_reads.STALE_SECONDS = 60.0
+"""
+
+
+def patient(folder: Path, *, reads: bool = False) -> dict[str, str]:
+    """For the environment of servers which keep their seat although the machine stands still for seconds;
+    if wanted, they answer reads then, too."""
     site = folder / "site"
     site.mkdir(parents=True)
-    (site / "sitecustomize.py").write_text(SEAT)
+    (site / "sitecustomize.py").write_text(SEAT + READS if reads else SEAT)
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))}
 
 
