@@ -143,7 +143,8 @@ async def nothing_breaks_in(console: Console) -> None:
                     " && document.querySelector('main .sentence').textContent !== 'Loading.'"
                 )
                 await holds(page, plural)
-                if await page.value("document.querySelector('.space .row a')?.click() ?? true") is None:
+                first = "document.querySelector('.space .row a')"
+                if await page.value(f"{first} !== null && ({first}.click(), true)"):
                     await page.until("document.querySelector('main .detail dl') !== null")
                     await holds(page, f"one of {plural}")
     await console.reload()
