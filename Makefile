@@ -3,7 +3,7 @@
 # make test   set everything up, lint, type-check and run all tests
 # make quick  lint and the tests that start and open nothing
 # make lint   ruff and mypy
-# make faults the long form of what kills and starves servers: 2,000 simulated histories, 300 crashes, 30 takeovers, new examples
+# make faults the long form of what kills and starves servers: 20,000 simulated histories, 300 crashes, 30 takeovers, new examples
 # make bench  the figures of docs/performance.md, each beside its reference
 # make wheel  the wheels of both distributions in dist/
 # make docs   the documentation as a site in dist/site

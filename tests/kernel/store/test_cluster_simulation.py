@@ -24,9 +24,9 @@ from fleetplane.kernel.store.engine import Author, Superseded
 from fleetplane.kernel.store.servers import seat
 from fleetplane.kernel.store.servers.standby import Standby
 
-SEEDS = int(os.environ.get("CLUSTER_SEEDS", "2000"))
+SEEDS = int(os.environ.get("CLUSTER_SEEDS", "500"))
 """Histories, of some 30 ms of processor time each; `make faults` runs more."""
-PORTIONS = 20
+PORTIONS = 5
 """Into which they are divided, for those who work at the same time."""
 LATE_SEEDS = 60
 DEFECT_SEEDS = 500

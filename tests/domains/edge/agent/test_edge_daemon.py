@@ -14,8 +14,11 @@ from support.edge.edge_daemon_rig import configure, edge_section, enrolled, runn
 from support.edge.edge_server_double import EdgeServerDouble, edge_server, until
 
 from fleetplane.domains.edge.agent import session
+from fleetplane.domains.edge.agent.commands.commands import Work
+from fleetplane.domains.edge.agent.commands.judge import Job
 from fleetplane.domains.edge.agent.daemon import wait_seconds
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
+from fleetplane.domains.edge.agent.tools.contract import Outcome
 from fleetplane.domains.edge.wire.protobuf_types import duration_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
@@ -167,6 +170,25 @@ async def test_cancelling_what_is_over_says_how_it_ended(
         ("one", "ok"),
         ("one", "ok"),
     ]
+
+
+async def test_so_does_cancelling_what_is_just_being_told(
+    server: EdgeServerDouble, state: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may have the result, and cancel, before the command's task has ended."""
+    tell = Work._end
+
+    async def told_and_cancelled(commands: Work, job: Job, outcome: Outcome) -> None:
+        await tell(commands, job, outcome)
+        await until(lambda: server.result(job.command_id) is not None)
+        commands.cancel(job.command_id, "too late")
+
+    monkeypatch.setattr(Work, "_end", told_and_cancelled)
+    async with running(state):
+        await until(lambda: server.hellos)
+        await server.outcome("cmd.run", {"command": "true"}, command_id="one")
+        await until(lambda: len(server.results) == 2)
+    assert [(name, result.outcome) for name, result in server.results] == [("one", "ok"), ("one", "ok")]
 
 
 @pytest.mark.parametrize("by", ["deadline", "argument"])

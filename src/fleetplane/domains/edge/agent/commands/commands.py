@@ -55,6 +55,8 @@ class _Held:
     reason: str | None = None
     """Why it is being cancelled."""
     answered: bool = False
+    asked_again: bool = False
+    """Cancelled when it was over."""
     sequence: int = 0
 
 
@@ -133,7 +135,9 @@ class Work:
 
     def cancel(self, command_id: str, reason: str) -> None:
         held = self._held.get(command_id)
-        if held is not None:
+        if held is not None and held.answered:
+            held.asked_again = True  # its end is being noted and told; once more when that is done
+        elif held is not None:
             if held.reason is None:
                 held.reason = reason or "cancelled by the server"
                 if held.task is not None:
@@ -198,6 +202,8 @@ class Work:
             self._idle.set()
         if held.reason is not None and not held.answered:
             self._answer(command_id, Outcome(state=State.CANCELLED, message=held.reason))
+        elif held.asked_again and (record := self.journal.find(command_id)) is not None:
+            self.outlet.result(command_id, _answer_of(record))
 
     async def _do(self, job: Job, held: _Held) -> None:
         began = self.clock.monotonic()
