@@ -1,7 +1,8 @@
 """Sees one run through: lets its targets go as its policy decides, and takes the rest back if it must.
 
 Follows what the ledger writes about the run's targets, so it makes no difference whether it has
-driven the run from its start or took it up after a restart.
+driven the run from its start or took it up after a restart. Of several servers on one database one
+drives a run; the others have an observer of it, which tells their readers the same events.
 """
 
 from __future__ import annotations
@@ -54,7 +55,99 @@ class DriverContext(Generic[S]):
         return f"system/{self.channel.domain}"
 
 
-class Driver(Generic[S]):
+class RunProgress(Generic[S]):
+    """Where the targets of one run are, told to its feed as they move."""
+
+    def __init__(self, context: DriverContext[S], run: Run[S], command: Command, feed: RunFeed) -> None:
+        self._context = context
+        self._run = run
+        self._command = command
+        self._feed = feed
+        self._states: dict[str, State] = {}
+        self._counts: Counter[State] = Counter()
+        self._held: dict[str, None] = {}
+        """Those whose turn has not come, in order."""
+        self._counting = False
+        """Whether targets that end are counted: each once, also across servers and restarts."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} {dict(self._counts)}>"
+
+    @property
+    def run(self) -> str:
+        """The run's name in the store."""
+        return self._run.name
+
+    @property
+    def name(self) -> str:
+        return self._context.channel.shown_id(self._command.name)
+
+    @property
+    def _under_way(self) -> int:
+        """Targets that were let go and have no outcome yet."""
+        return sum(self._counts[state] for state in OPEN) - len(self._held)
+
+    def _begin(self) -> None:
+        """Tell where the targets are now; call it after the watch of them was opened."""
+        spec = self._run.spec
+        self._feed.add(Started(targets=spec.targets, skipped=spec.skipped_count))
+        for target in in_turn(self._context.ledger.targets(self._command)):
+            self._note(target)
+
+    def _note(self, target: CommandTarget) -> None:
+        state, before = state_of(target), self._states.get(target.name)
+        if state is before:
+            return
+        self._states[target.name] = state
+        self._counts[state] += 1
+        if before is not None:
+            self._counts[before] -= 1
+        if state is State.HELD:
+            self._held[target.name] = None
+            return
+        self._held.pop(target.name, None)
+        if state not in OPEN:
+            self._feed.add(TargetEnded(target=target))
+            if self._counting:
+                self._context.channel.target_ended(self._run.spec, target)
+        elif state is State.SENT:
+            self._feed.add(TargetStarted(name=target.name))
+
+    def _tell_end(self, state: RunState, summary: Summary) -> None:
+        self._feed.add(Ended(summary=summary, state=state))
+        self._feed.end()
+
+
+class RunObserver(RunProgress[S]):
+    """A run that another server drives; changes nothing."""
+
+    async def observe(self) -> None:
+        """Until the run has ended."""
+        context, command = self._context, self._command
+        with context.store.watch(COMMAND_TARGET, targets_scope(command.scope, command.name)) as watch:
+            self._begin()
+            while self._held or self._under_way:
+                for event in (await watch.next()).events:
+                    self._note(event.resource)
+        with context.store.watch(context.channel.kind, self._run.scope) as watch:
+            while not (ended := self._ended()):
+                await watch.next()
+        self._tell_end(*ended)
+
+    def _ended(self) -> tuple[RunState, Summary] | None:
+        """How the run ended, from its record; None while its driver has not written that."""
+        run = self._context.book.find(self._run.scope, self._run.name)
+        if run is None:  # forgotten, which it is long after its end
+            run = self._run
+        elif run.status is None or run.status.ended_at_ns is None:
+            return None
+        summary = Summary.of(self._context.ledger.targets(self._command))
+        if run.status is None:
+            return RunState.COMPLETE, summary
+        return run.status.state, run.status.summary or summary
+
+
+class Driver(RunProgress[S]):
     """One run, from its start or its resumption to its end."""
 
     def __init__(
@@ -66,39 +159,16 @@ class Driver(Generic[S]):
         *,
         resumed: bool = False,
     ) -> None:
-        self._context = context
-        self._run = run
-        self._command = command
-        self._feed = feed
+        super().__init__(context, run, command, feed)
         self._resumed = resumed
-        self._states: dict[str, State] = {}
-        self._counts: Counter[State] = Counter()
-        self._held: dict[str, None] = {}
-        """Those whose turn has not come, in order."""
         self._halted = False
-        self._counting = not resumed
-        """What ended before a restart was counted then."""
-
-    def __repr__(self) -> str:
-        return f"<Driver {self.name} {dict(self._counts)}>"
-
-    @property
-    def run(self) -> str:
-        """The run's name in the store."""
-        return self._run.name
-
-    @property
-    def name(self) -> str:
-        return self._context.channel.shown_id(self._command.name)
+        self._counting = not resumed  # what ended before a restart was counted then
 
     async def drive(self) -> RunState:
         """Until every target has its outcome; how the run ended."""
         context, command = self._context, self._command
         with context.store.watch(COMMAND_TARGET, targets_scope(command.scope, command.name)) as watch:
-            spec = self._run.spec
-            self._feed.add(Started(targets=spec.targets, skipped=spec.skipped_count))
-            for target in in_turn(context.ledger.targets(command)):
-                self._note(target)
+            self._begin()
             self._counting = True
             if self._resumed:
                 await self._take_up()
@@ -125,31 +195,11 @@ class Driver(Generic[S]):
         while clock.monotonic() < until and not all(map(self._context.channel.is_present, self._held)):
             await clock.sleep(LOOK_SECONDS)
 
-    def _note(self, target: CommandTarget) -> None:
-        state, before = state_of(target), self._states.get(target.name)
-        if state is before:
-            return
-        self._states[target.name] = state
-        self._counts[state] += 1
-        if before is not None:
-            self._counts[before] -= 1
-        if state is State.HELD:
-            self._held[target.name] = None
-            return
-        self._held.pop(target.name, None)
-        if state not in OPEN:
-            self._feed.add(TargetEnded(target=target))
-            if self._counting:
-                self._context.channel.target_ended(self._run.spec, target)
-        elif state is State.SENT:
-            self._feed.add(TargetStarted(name=target.name))
-
     async def _step(self) -> bool:
         """Do what is due; whether every target has its outcome."""
-        held = len(self._held)
         progress = Progress(
-            held=held,
-            under_way=sum(self._counts[state] for state in OPEN) - held,
+            held=len(self._held),
+            under_way=self._under_way,
             failures=sum(self._counts[state] for state in FAILURES),
         )
         policy = self._run.spec.policy
@@ -191,8 +241,7 @@ class Driver(Generic[S]):
         state = await context.book.conclude(
             self._run, RunState.COMPLETE, actor=context.actor, summary=summary
         )
-        self._feed.add(Ended(summary=summary, state=state))
-        self._feed.end()
+        self._tell_end(state, summary)
         happened = f"{context.channel.domain}.run.ended"
         log.info(happened, run=self.name, state=state, **msgspec.structs.asdict(summary))
         return state

@@ -6,7 +6,7 @@ stored by field names, so fields may be added, and none may be renamed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -98,12 +98,20 @@ class RunBeside(Generic[S]):
     kind: RunKind[S]
     scope: str
     spec: S
+    check: Callable[[Draft], None] = lambda _draft: None
+    """Refuses the run, by what is so in the transaction."""
 
     def touches(self, command: str) -> Iterable[Key]:
         return (self.kind.key(self.scope, command),)
 
     def write(self, draft: Draft, command: Command) -> None:
+        self.check(draft)
         draft.put(self.kind, self.scope, command.name, spec=self.spec, status=RunStatus(), expect=ABSENT)
+
+
+def has_ended(run: Run[S]) -> bool:
+    """Whether every target has its outcome, and the run its summary."""
+    return run.status is not None and run.status.ended_at_ns is not None
 
 
 def in_turn(targets: Iterable[CommandTarget]) -> list[CommandTarget]:
@@ -157,7 +165,7 @@ class RunBook(Generic[S]):
 
     def unfinished(self) -> Iterator[Run[S]]:
         for run in self._store.list(self._kind):
-            if run.status is None or run.status.ended_at_ns is None:
+            if not has_ended(run):
                 yield run
 
     async def conclude(

@@ -4,13 +4,16 @@ A run is a command of the ledger whose targets are held, and a record beside it,
 transaction. A driver per run sees it through. What became of each target is the ledger's; a run
 is over when every target has its outcome, also across a restart of the server. Does not know how
 a command travels, nor what it does: that is the domain's `RunChannel`.
+
+Of several servers on one database any begins and cancels a run, and tells how it goes; the one that
+is active drives it. Live output is told where the agent has its session; results are told everywhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
@@ -18,17 +21,17 @@ import msgspec
 import structlog
 
 from fleetplane.fleet.runs.channel import C, RunChannel, RunOrder, T
-from fleetplane.fleet.runs.driver import Driver, DriverContext
+from fleetplane.fleet.runs.driver import Driver, DriverContext, RunObserver
 from fleetplane.fleet.runs.events import Ended, RunEvent, TargetEnded
 from fleetplane.fleet.runs.feed import RunFeed, RunFeeds
-from fleetplane.fleet.runs.records import Run, RunBeside, RunBook, RunSpec, RunState, S, Summary
+from fleetplane.fleet.runs.records import Run, RunBeside, RunBook, RunSpec, RunState, S, Summary, has_ended
 from fleetplane.fleet.runs.targets import Resolution, Skipped, SkipReason, resolve
 from fleetplane.kernel.actors import who
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, OPEN, Commands, CommandTarget, state_of
 from fleetplane.kernel.commands.kinds import targets_scope
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, Unavailable
-from fleetplane.kernel.store import Store
+from fleetplane.kernel.store import Draft, Store
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +71,7 @@ class Runs(Generic[S, T, C]):
         self._feeds = RunFeeds(clock)
         self._book = RunBook(store, channel.kind, domain=channel.domain)
         self._context = DriverContext(store=store, clock=clock, channel=channel, book=self._book)
-        self._wanted: asyncio.Queue[Driver[S]] = asyncio.Queue()
+        self._wanted: asyncio.Queue[Driver[S] | RunObserver[S]] = asyncio.Queue()
         self._driven: dict[str, Run[S]] = {}
         """Runs that have not ended, by name."""
         self.ended: Counter[RunState] = Counter()
@@ -132,7 +135,12 @@ class Runs(Generic[S, T, C]):
             skipped=found.skipped[:SKIPPED_LIMIT],
             started_at_ns=self._clock.now_ns(),
         )
-        beside = RunBeside(kind=self._channel.kind, scope=order.scope, spec=self._channel.spec(order, common))
+        beside = RunBeside(
+            kind=self._channel.kind,
+            scope=order.scope,
+            spec=self._channel.spec(order, common),
+            check=self._room_check(order.scope, len(found.resolved)),
+        )
         command = await self._ledger.issue(
             order.scope,
             issue.verb,
@@ -163,22 +171,28 @@ class Runs(Generic[S, T, C]):
             )
         tenant = self._channel.tenant(scope)
         going = [run for run in self._driven.values() if self._channel.tenant(run.scope) == tenant]
-        targets = sum(run.spec.targets for run in going)
-        if len(going) >= RUNS_LIMIT or targets + len(found.resolved) > TARGETS_LIMIT:
-            raise ResourceExhausted(
-                f"{len(going)} runs over {targets} targets have not ended; at most {RUNS_LIMIT} runs over "
-                f"{TARGETS_LIMIT} targets may go on at once",
-                hint="wait for some to end, or cancel them",
-            )
+        _check_within_limits(going, len(found.resolved))
+
+    def _room_check(self, scope: str, more: int) -> Callable[[Draft], None]:
+        """The same inside the transaction, where other servers begin runs, too."""
+        kind, tenant = self._channel.kind, self._channel.tenant(scope)
+
+        def check(draft: Draft) -> None:
+            _check_within_limits([run for run in draft.list(kind, tenant) if not has_ended(run)], more)
+
+        return check if self._store.shared else lambda _draft: None
 
     def _drive_from_here(self, run: Run[S], *, resumed: bool = False) -> None:
-        """Give a run its driver, unless it has one."""
+        """Give a run its driver, unless it has one; on a server that stands by, its observer."""
         if run.name in self._driven:
             return
         command = self._store.get(COMMAND, run.scope, run.name)
         assert command is not None, "a run's command is kept for as long as it goes on"
         self._driven[run.name] = run
         feed = self._feeds.open(run.name)
+        if self._store.elsewhere is not None:
+            self._wanted.put_nowait(RunObserver(self._context, run, command, feed))
+            return
         self._wanted.put_nowait(Driver(self._context, run, command, feed, resumed=resumed))
 
     async def cancel(self, scope: str, run_id: str, *, actor: str) -> Cancelled:
@@ -247,7 +261,7 @@ class Runs(Generic[S, T, C]):
         for target in self.targets(run):
             if state_of(target) not in OPEN:
                 yield TargetEnded(target=target)
-        if run.status is not None and run.status.ended_at_ns is not None:
+        if run.status is not None and has_ended(run):
             yield Ended(summary=self.summary(run), state=run.status.state)
 
     def progressed(self, name: str, command: str, stream: str, output: bytes) -> None:
@@ -265,27 +279,51 @@ class Runs(Generic[S, T, C]):
         """Drive every run and forget the oldest, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._sweep(), name=f"{self._channel.domain}/runs/sweep")
+            tasks.create_task(self.run_here(), name=f"{self._channel.domain}/runs")
+
+    async def run_here(self) -> None:
+        """What every server does, until cancelled: see runs through that are driven here, and tell of others.
+
+        Which of both a run is was decided when it was taken up: see `_drive_from_here`.
+        """
+        async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._adopt(), name=f"{self._channel.domain}/runs/adopt")
             while True:
-                driver = await self._wanted.get()
-                tasks.create_task(self._drive(driver), name=f"{self._channel.domain}/run/{driver.name}")
+                wanted = await self._wanted.get()
+                tasks.create_task(self._see_through(wanted), name=f"{self._channel.domain}/run/{wanted.name}")
 
-    async def _drive(self, driver: Driver[S]) -> None:
-        state = await driver.drive()
-        self._driven.pop(driver.run, None)
-        self.ended[state] += 1
+    async def _see_through(self, wanted: Driver[S] | RunObserver[S]) -> None:
+        if isinstance(wanted, Driver):
+            self.ended[await wanted.drive()] += 1
+        else:
+            await wanted.observe()
+        self._driven.pop(wanted.run, None)
 
     async def _adopt(self) -> None:
-        """Drive runs that were written although whoever started them went away before hearing so."""
+        """Take up runs that another server began, or that were written although whoever started them went
+        away before hearing so."""
         kind = self._channel.kind
         async with self._store.watch(kind) as watch:
+            for run in self._book.unfinished():  # begun elsewhere before we listened
+                self._drive_from_here(run)
             async for batch in watch:
                 for event in batch.events:
-                    run = self._store.get(kind, event.resource.scope, event.resource.name)
-                    if run is not None and (run.status is None or run.status.ended_at_ns is None):
-                        self._drive_from_here(run)
+                    found = self._store.get(kind, event.resource.scope, event.resource.name)
+                    if found is not None and not has_ended(found):
+                        self._drive_from_here(found)
 
     async def _sweep(self) -> None:
         while True:
             await self._clock.sleep(SWEEP_SECONDS)
             await self._book.sweep(self._clock.now_ns())
+
+
+def _check_within_limits(going: Sequence[Run[S]], more: int) -> None:
+    """Refuse a run over so many targets beside those of the same tenant that have not ended. Pure."""
+    targets = sum(run.spec.targets for run in going)
+    if len(going) >= RUNS_LIMIT or targets + more > TARGETS_LIMIT:
+        raise ResourceExhausted(
+            f"{len(going)} runs over {targets} targets have not ended; at most {RUNS_LIMIT} runs over "
+            f"{TARGETS_LIMIT} targets may go on at once",
+            hint="wait for some to end, or cancel them",
+        )
