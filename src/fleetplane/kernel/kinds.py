@@ -9,6 +9,7 @@ from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.identity.bindings import BINDING
 from fleetplane.kernel.identity.ended_places import ENDED_PLACE
 from fleetplane.kernel.identity.revocation import REVOCATION
+from fleetplane.kernel.presence import PRESENCE
 from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.resources import AnyKind
 
@@ -19,5 +20,6 @@ KERNEL_KINDS: Sequence[AnyKind] = (
     ENDED_PLACE,
     FREEZE,
     LEASE,
+    PRESENCE,
     REVOCATION,
 )

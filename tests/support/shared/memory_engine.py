@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -201,6 +201,10 @@ class MemoryDatabase:
         if alive:
             row.renewed_at_ns = self._now_ns()
         return Renewal(alive=alive, holder=self.seats[-1], now_ns=self._now_ns())
+
+    def living(self, life_seconds: float) -> dict[str, int]:
+        since = self._now_ns() - life_seconds * SECOND_NS
+        return {name: row.boot for name, row in self.servers.items() if row.renewed_at_ns > since}
 
     def leave(self, author: Author) -> None:
         row = self.servers[author.server]
@@ -420,6 +424,9 @@ class MemoryEngine:
 
     async def leave(self, author: Author) -> None:
         await self.link.call(lambda: self._database.leave(author))
+
+    async def living(self, life_seconds: float) -> Mapping[str, int]:
+        return await self.link.call(lambda: self._database.living(life_seconds))
 
     async def close(self) -> None:
         pass

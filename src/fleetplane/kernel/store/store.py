@@ -15,6 +15,7 @@ from collections.abc import (
     Coroutine,
     Iterable,
     Iterator,
+    Mapping,
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -42,6 +43,7 @@ from fleetplane.kernel.store.companions import Companion, together
 from fleetplane.kernel.store.draft import Committed, Draft
 from fleetplane.kernel.store.engine import ALONE, Author, Claim, Cut, Engine, LogRow
 from fleetplane.kernel.store.lock import exclusive
+from fleetplane.kernel.store.servers import seat
 from fleetplane.kernel.store.settings import StoreSettings, StoreStatistics
 from fleetplane.kernel.store.transaction import Transaction
 from fleetplane.kernel.store.view import View
@@ -50,6 +52,7 @@ from fleetplane.kernel.watch import Event, EventType, Hub, Page, Watch
 
 if TYPE_CHECKING:
     from fleetplane.kernel.store.bells.doorbell import Doorbell
+    from fleetplane.kernel.store.servers.engine import SharedEngine
     from fleetplane.kernel.store.servers.standby import Meanwhile
 
 R = TypeVar("R")
@@ -332,6 +335,20 @@ class Store:
     def clock(self) -> Clock:
         """By which transactions are dated: the database's, where several servers share it."""
         return self._writer.clock
+
+    @property
+    def author(self) -> Author:
+        """As whom this process writes: where several servers share the database, its name and boot."""
+        return self._writer.author or ALONE
+
+    async def living(self) -> Mapping[str, int]:
+        """Servers that may write now, each with its boot; none where this process is the only one.
+
+        Raises `Unavailable` if the database cannot be asked.
+        """
+        if not self.shared:
+            return {}
+        return await cast("SharedEngine", self._engine).living(seat.LIFE_SECONDS)
 
     async def confirmed(self) -> None:
         """Return once memory has everything that was acknowledged before, by whichever server.

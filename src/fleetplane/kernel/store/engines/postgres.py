@@ -9,7 +9,7 @@ goes away closes the socket, and the doubt is settled later.
 # ruff: noqa: S608  # every part of a statement is a constant of this module
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -155,6 +155,13 @@ class PostgresEngine:
         await self._seat.row(
             "UPDATE servers SET renewed_at = 'epoch' WHERE id = $1 AND boot = $2 RETURNING id", *author[:2]
         )
+
+    async def living(self, life_seconds: float) -> Mapping[str, int]:
+        query = (
+            "SELECT id, boot FROM servers WHERE renewed_at > clock_timestamp() - make_interval(secs => $1)"
+        )
+        async with self._reading() as reader:
+            return dict(await reader.fetch(query, life_seconds))
 
     # Reading.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,6 +57,10 @@ class SharedEngine(Engine, Protocol):
 
     async def leave(self, author: Author) -> None:
         """Let others take over at once."""
+        ...
+
+    async def living(self, life_seconds: float) -> Mapping[str, int]:
+        """Servers that renewed within `life_seconds`, each with its boot."""
         ...
 
     async def resource(self, kind: str, scope: str, name: str) -> ResourceRow | None:
