@@ -48,3 +48,34 @@ def test_a_list_follows_what_is_deleted(places: list[tuple[str, str]], data: st.
         view.delete(*place)
     assert [(one.scope, one.name) for one in view.list("")] == sorted(set(places) - gone)
     assert view.count("") == len(set(places) - gone)
+
+
+class Seen:
+    """The names that there are, as an index has them."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def moved(self, before: AnyResource | None, after: AnyResource | None) -> None:
+        if before is not None:
+            self.names.remove(before.name)
+        if after is not None:
+            self.names.append(after.name)
+
+
+def test_an_index_is_in_step_for_as_long_as_somebody_holds_it() -> None:
+    view, seen = KindView(), Seen()
+    view.put(resource("", "before"))
+    view.feed(seen)
+    assert seen.names == ["before"]
+    view.put(resource("", "before"))
+    view.put(resource("", "after"))
+    view.delete("", "before")
+    view.delete("", "never")
+    assert seen.names == ["after"]
+    names = seen.names
+    del seen
+    view.put(resource("", "later"))
+    assert names == ["after"]
+    view.feed(Seen())
+    assert len(view._indexes) == 1, "those that are gone are forgotten"

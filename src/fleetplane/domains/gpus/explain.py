@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, SCOPE
 from fleetplane.domains.gpus.provider_settings.kinds import AT, SETTINGS_APPLIED
-from fleetplane.domains.gpus.providers import Providers
+from fleetplane.domains.gpus.providers import ProviderLeases
 from fleetplane.domains.gpus.rules import PROVIDER_SILENT
 from fleetplane.fleet.explain import from_record, placed
 from fleetplane.kernel.clock import Clock
@@ -25,7 +25,7 @@ HEALTHY = "True"
 class GpuExplainer:
     """Conditions that are not True."""
 
-    def __init__(self, store: Store, providers: Providers, clock: Clock) -> None:
+    def __init__(self, store: Store, providers: ProviderLeases, clock: Clock) -> None:
         self._store = store
         self._providers = providers
         self._clock = clock
@@ -59,7 +59,7 @@ class GpuExplainer:
 class ProviderExplainer:
     """Providers that hold a lease, or are named by a GPU."""
 
-    def __init__(self, store: Store, providers: Providers, clock: Clock) -> None:
+    def __init__(self, store: Store, providers: ProviderLeases, clock: Clock) -> None:
         self._store = store
         self._providers = providers
         self._clock = clock
@@ -86,7 +86,7 @@ class ProviderExplainer:
         return from_record(self._clock, name, reasons)
 
 
-def _silence(providers: Providers, provider: str, now_ns: int) -> Iterator[Reason]:
+def _silence(providers: ProviderLeases, provider: str, now_ns: int) -> Iterator[Reason]:
     for lease, alive in providers.leases():
         if lease.provider == provider and not alive:
             seconds = (now_ns - lease.heard_at_ns) // NS

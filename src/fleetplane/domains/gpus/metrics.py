@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from fleetplane.domains.gpus import rules
 from fleetplane.domains.gpus.grpc.device_api import GpuReader
-from fleetplane.domains.gpus.providers import Providers
+from fleetplane.domains.gpus.providers import ProviderLeases
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import CallStatistics
@@ -32,7 +32,7 @@ class GpuCollector(Collector):
         store: Store,
         gpus: Gpus,
         reader: GpuReader,
-        providers: Providers,
+        providers: ProviderLeases,
         calls: CallStatistics,
         version: str,
         node: str,

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
 from fleetplane.domains.gpus import rules
 from fleetplane.domains.gpus.registry import Gpus
-from fleetplane.domains.gpus.rules import GpuPolicy
+from fleetplane.domains.gpus.rules import GpuPolicy, Held
 from fleetplane.fleet.streams.silence import SilenceWatch
 from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unimplemented
+from fleetplane.kernel.errors import FleetplaneError, Unimplemented
 from fleetplane.kernel.liveness import Liveness, LivenessChanged, LivenessPolicy
 
 log = structlog.get_logger(__name__)
@@ -39,6 +40,27 @@ class Lease:
     heard_at_ns: int = 0
     heartbeats: int = 0
     expiries: int = 0
+
+
+class ProviderLeases(Protocol):
+    """Who holds a lease: in memory (`Providers`), or among all servers of a database (`SharedProviders`)."""
+
+    def leases(self) -> Iterator[tuple[Lease, bool]]:
+        """Every lease, and whether its holder is alive."""
+        ...
+
+    def heard(self, provider: str) -> None:
+        """Renew the lease of a provider that made any other call."""
+        ...
+
+    async def heartbeat(self, provider: str, gpu_names: frozenset[str], *, actor: str) -> None:
+        """Grant or renew its lease, and let what it had said be read again."""
+        ...
+
+
+def check_leases_are_on(policy: GpuPolicy) -> None:
+    if policy.lease_seconds == 0:
+        raise Unimplemented("heartbeat is turned off on this server", hint="set gpus.lease_seconds above 0")
 
 
 class Providers:
@@ -70,10 +92,7 @@ class Providers:
             self._renew(lease)
 
     async def heartbeat(self, provider: str, gpu_names: frozenset[str], *, actor: str) -> None:
-        if self._policy.lease_seconds == 0:
-            raise Unimplemented(
-                "heartbeat is turned off on this server", hint="set gpus.lease_seconds above 0"
-            )
+        check_leases_are_on(self._policy)
         lease = self._leases.get(provider)
         if lease is None:
             lease = self._grant(provider)
@@ -83,37 +102,21 @@ class Providers:
         await self._gpus.provider_heard(provider, gpu_names, actor=actor)
 
     def _grant(self, provider: str) -> Lease:
-        """A lease for a new provider.
-
-        Names cost nothing, so those that have said nothing about any GPU share half of the leases: whoever
-        makes names up cannot keep a provider out that reports.
-        """
-        mute = [lease for lease in self._leases.values() if not self._gpus.has_spoken(lease.provider)]
-        if not self._gpus.has_spoken(provider) and len(mute) >= max(1, self._policy.max_providers // 2):
-            self._take_back(
-                mute,
-                f"{len(mute)} providers that have reported nothing hold leases already",
-                "register a GPU or report a condition first, then send heartbeats",
+        """A lease for a new provider, in the place of another's if there are too many."""
+        held = [
+            Held(
+                provider=lease.provider,
+                alive=self._is_alive(lease),
+                spoken=self._gpus.has_spoken(lease.provider),
+                heard_at_ns=lease.heard_at_ns,
             )
-        elif len(self._leases) >= self._policy.max_providers:
-            self._take_back(
-                mute or list(self._leases.values()),
-                f"{self._policy.max_providers} providers hold leases already",
-                "give each provider one stable provider_id, or raise gpus.max_providers",
-                living=bool(mute),
-            )
+            for lease in self._leases.values()
+        ]
+        if going := rules.giving_way(held, spoken=self._gpus.has_spoken(provider), policy=self._policy):
+            del self._leases[going]
+            self._watch.forget(going)
         lease = self._leases[provider] = Lease(provider)
         return lease
-
-    def _take_back(self, leases: Sequence[Lease], full: str, hint: str, *, living: bool = False) -> None:
-        """Take a silent one of these back; if there is none and `living`, the one heard longest ago."""
-        silent = [lease for lease in leases if not self._is_alive(lease)]
-        candidates = silent or (leases if living else ())
-        if not candidates:
-            raise ResourceExhausted(full, field="provider_id", hint=hint)
-        going = min(candidates, key=lambda lease: lease.heard_at_ns)
-        del self._leases[going.provider]
-        self._watch.forget(going.provider)
 
     def _is_alive(self, lease: Lease) -> bool:
         return self._watch.state(lease.provider) is Liveness.ONLINE

@@ -8,11 +8,13 @@ and the rules; knows no protobuf and no transport.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from fleetplane.domains.gpus import rules
 from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, REGISTRANT_LABEL, SCOPE, Gpu, GpuSpec, Report
+from fleetplane.domains.gpus.leases import PROVIDER_LEASE, expire, is_silent, lease_key, revive
 from fleetplane.domains.gpus.rules import GpuPolicy, State
 from fleetplane.kernel.errors import Conflict, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted
 from fleetplane.kernel.resources import Condition, Key
@@ -20,6 +22,7 @@ from fleetplane.kernel.store import Draft, Store
 
 SPOKEN_KEPT = 4
 """Providers remembered to have said something, for each that may hold a lease."""
+NOBODY: Final[frozenset[str]] = frozenset()
 SERVER = "system/gpus"
 """The actor of what the server does by itself."""
 
@@ -30,11 +33,45 @@ class Registered:
     version: int
 
 
+class SilencedGpus:
+    """On which GPUs each provider's conditions are put aside, as the view has it."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, dict[str, None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<SilencedGpus providers={len(self._names)}>"
+
+    def of(self, provider: str) -> tuple[str, ...]:
+        return tuple(self._names.get(provider, ()))
+
+    def moved(self, before: Gpu | None, after: Gpu | None) -> None:
+        was, now = _put_aside(before), _put_aside(after)
+        for provider in was - now:
+            assert before is not None
+            names = self._names[provider]
+            del names[before.name]
+            if not names:
+                del self._names[provider]
+        for provider in now - was:
+            assert after is not None
+            self._names.setdefault(provider, {})[after.name] = None
+
+
+def _put_aside(gpu: Gpu | None) -> frozenset[str]:
+    if gpu is None or gpu.status is None or not gpu.status.silenced:  # nearly always
+        return NOBODY
+    return frozenset(said.writer for said in gpu.status.silenced)
+
+
 class Gpus:
     def __init__(self, store: Store, policy: GpuPolicy) -> None:
         self._store = store
         self._policy = policy
-        self._silent: set[str] = set()
+        self._aside = SilencedGpus()
+        store.feed(GPU, self._aside)
+        self._silencing: Counter[str] = Counter()
+        """Providers whose `ProviderSilent` is being written by this process."""
         self._spoken: OrderedDict[str, None] = OrderedDict()
         for gpu in store.list(GPU, SCOPE):
             for writer in (gpu.labels.get(PROVIDER_LABEL, ""), *(one.writer for one in gpu.conditions)):
@@ -93,11 +130,13 @@ class Gpus:
         self, name: str, *, uuid: str | None, report: Report | None, provider: str, actor: str
     ) -> Registered:
         """Add the GPU, or leave the present one exactly as it is."""
-        returning = await self._returning(provider)
+        returning, resting = await self._returning(provider), self._resting(provider)
 
         def change(draft: Draft) -> Registered:
             present = draft.get(GPU, SCOPE, name)
             self._restore(draft, provider, returning)
+            if resting:
+                revive(draft, provider)
             if present is not None:
                 return Registered(created=False, version=present.revision)
             self._require_room(draft)
@@ -114,9 +153,8 @@ class Gpus:
             return Registered(created=True, version=added.revision)
 
         done = await self._store.transact(
-            change, actor=actor, action="gpus.register", touches=_keys(name, *returning)
+            change, actor=actor, action="gpus.register", touches=[*_keys(name, *returning), *resting]
         )
-        self._forget_silence(provider)
         if done.value.created:
             self._note_spoken(provider)
             self.writes["register"] += 1
@@ -233,12 +271,14 @@ class Gpus:
     async def _update(
         self, name: str, new_state: rules.NewState, operation: str, provider: str, actor: str
     ) -> int:
-        returning = await self._returning(provider)
+        returning, resting = await self._returning(provider), self._resting(provider)
 
         def change(draft: Draft) -> int:
             if draft.get(GPU, SCOPE, name) is None:
                 raise _not_found(name)
             self._restore(draft, provider, (*returning, name))
+            if resting:
+                revive(draft, provider)
             gpu = draft.get(GPU, SCOPE, name)
             assert gpu is not None
             # Every report is news to a watcher, also one that repeats the last.
@@ -246,30 +286,47 @@ class Gpus:
             return _put(draft, gpu, after, provider=provider, renew=True).revision
 
         done = await self._store.transact(
-            change, actor=actor, action=f"gpus.{operation}", touches=_keys(name, *returning)
+            change, actor=actor, action=f"gpus.{operation}", touches=[*_keys(name, *returning), *resting]
         )
-        self._forget_silence(provider)
         self._note_spoken(provider)
         self.writes[operation] += 1
         return done.value
 
     # Silence.
 
-    async def provider_heard(self, provider: str, names: Collection[str], *, actor: str) -> None:
-        """Let what the provider had said be read again, on the named GPUs or on all of them."""
-        returning = [name for name in await self._returning(provider) if not names or name in names]
-        if returning:
-            await self._store.transact(
-                lambda draft: self._restore(draft, provider, returning),
-                actor=actor,
-                action="gpus.provider_returned",
-                touches=_keys(*returning),
-            )
-            self.writes["restore"] += 1
-        self._forget_silence(provider)
+    async def provider_heard(
+        self,
+        provider: str,
+        names: Collection[str],
+        *,
+        actor: str,
+        beside: Callable[[Draft], None] | None = None,
+        touches: Sequence[Key] = (),
+    ) -> None:
+        """Let what the provider had said be read again, on the named GPUs or on all of them.
 
-    async def silence(self, provider: str | None, *, message: str) -> int:
-        """Make what the provider said (None: what anyone said) read Unknown; tell on how many GPUs."""
+        `beside` is done in the same transaction; `touches` names what it changes.
+        """
+        returning = [name for name in await self._returning(provider) if not names or name in names]
+        if not returning and beside is None:
+            return
+
+        def change(draft: Draft) -> None:
+            if beside is not None:
+                beside(draft)
+            self._restore(draft, provider, returning)
+
+        await self._store.transact(
+            change, actor=actor, action="gpus.provider_returned", touches=[*_keys(*returning), *touches]
+        )
+        self.writes["restore"] += bool(returning)
+
+    async def silence(self, provider: str | None, *, message: str, lease: int | None = None) -> int:
+        """Make what the provider said (None: what anyone said) read Unknown; tell on how many GPUs.
+
+        `lease` is the revision of the stored lease that was found to have run out: if it is another one by
+        now, its holder was heard, and nothing is changed.
+        """
         affected = [
             gpu.name
             for gpu in self.all()
@@ -278,6 +335,8 @@ class Gpus:
 
         def change(draft: Draft) -> int:
             changed = 0
+            if provider is not None and lease is not None and not expire(draft, provider, judged=lease):
+                return 0
             for gpu in filter(None, (draft.get(GPU, SCOPE, name) for name in affected)):
                 before = _state(gpu)
                 after = rules.silence(before, provider=provider, message=message, now_ns=draft.now_ns)
@@ -286,39 +345,35 @@ class Gpus:
                     changed += 1
             return changed
 
-        if provider is not None:  # from now on: it may be heard again while this is being written
-            self._silent.add(provider)
-        done = await self._store.transact(
-            change, actor=SERVER, action="gpus.provider_silent", touches=_keys(*affected)
-        )
-        self._silent.update(
-            condition.writer
-            for gpu in self.all()
-            if gpu.status is not None
-            for condition in gpu.status.silenced
-        )
+        touches = _keys(*affected)
+        if provider is not None and lease is not None:
+            touches.append(lease_key(provider))
+        if provider is not None:  # it may be heard again while this is being written
+            self._silencing[provider] += 1
+        try:
+            done = await self._store.transact(
+                change, actor=SERVER, action="gpus.provider_silent", touches=touches
+            )
+        finally:
+            if provider is not None:
+                self._silencing[provider] -= 1
         self.writes["silence"] += done.value > 0
         return done.value
 
     async def _returning(self, provider: str) -> tuple[str, ...]:
-        """As `_put_aside`, after the provider's pending `ProviderSilent` write has settled."""
-        if provider in self._silent:
+        """The GPUs on which this provider's conditions are put aside by `ProviderSilent`.
+
+        Known once that is written: whoever put them aside, and on whichever server.
+        """
+        if self._silencing[provider]:
             await self.settled()
-        return self._put_aside(provider)
+        return self._aside.of(provider) if provider else ()
 
-    def _put_aside(self, provider: str) -> tuple[str, ...]:
-        """The GPUs on which this provider's conditions are put aside by `ProviderSilent`."""
-        if not provider or provider not in self._silent:
-            return ()
-        return tuple(
-            gpu.name
-            for gpu in self.all()
-            if gpu.status is not None and any(said.writer == provider for said in gpu.status.silenced)
-        )
-
-    def _forget_silence(self, provider: str) -> None:
-        if provider in self._silent and not self._put_aside(provider):
-            self._silent.discard(provider)
+    def _resting(self, provider: str) -> Sequence[Key]:
+        """The provider's stored lease, if that has run out: hearing the provider lets it hold again."""
+        if provider and self._store.shared and is_silent(self._store.get(PROVIDER_LEASE, SCOPE, provider)):
+            return (lease_key(provider),)
+        return ()
 
     def _restore(self, draft: Draft, provider: str, names: Iterable[str]) -> None:
         for gpu in filter(None, (draft.get(GPU, SCOPE, name) for name in names)):

@@ -8,7 +8,7 @@ happens to everything at a restart, because the server cannot know what it misse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -183,6 +183,48 @@ def restore(state: State, *, provider: str, now_ns: int) -> State:
         conditions.append(msgspec.structs.replace(said, changed_at_ns=now_ns) if changed else said)
     kept = [condition for condition in aside if condition.writer != provider]
     return state.with_conditions(conditions, kept) if len(kept) < len(state.silenced) else state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A lease, as far as it decides who gets another one's."""
+
+    provider: str
+    alive: bool
+    spoken: bool
+    """Its holder has registered a GPU or written a condition."""
+    heard_at_ns: int
+
+
+def giving_way(held: Sequence[Held], *, spoken: bool, policy: GpuPolicy) -> str:
+    """Whose lease a new provider gets; empty if there is room for one more.
+
+    Names cost nothing, so those that have said nothing about any GPU share half of the leases: whoever
+    makes names up cannot keep a provider out that reports.
+    """
+    mute = [lease for lease in held if not lease.spoken]
+    if not spoken and len(mute) >= max(1, policy.max_providers // 2):
+        return _taken_back(
+            mute,
+            f"{len(mute)} providers that have reported nothing hold leases already",
+            "register a GPU or report a condition first, then send heartbeats",
+        )
+    if len(held) >= policy.max_providers:
+        return _taken_back(
+            mute or held,
+            f"{policy.max_providers} providers hold leases already",
+            "give each provider one stable provider_id, or raise gpus.max_providers",
+            living=bool(mute),
+        )
+    return ""
+
+
+def _taken_back(leases: Sequence[Held], full: str, hint: str, *, living: bool = False) -> str:
+    """A silent one of these; if there is none and `living`, the one heard longest ago."""
+    candidates = [lease for lease in leases if not lease.alive] or (leases if living else ())
+    if not candidates:
+        raise ResourceExhausted(full, field="provider_id", hint=hint)
+    return min(candidates, key=lambda lease: lease.heard_at_ns).provider
 
 
 class Health(StrEnum):

@@ -16,6 +16,7 @@ from fleetplane.domains.gpus.grpc.generations import Generation
 from fleetplane.domains.gpus.grpc.provider_settings import SERVICE as _SETTINGS
 from fleetplane.domains.gpus.grpc.provider_settings import ProviderSettingsService
 from fleetplane.domains.gpus.kinds import GPU, Gpu
+from fleetplane.domains.gpus.leases import PROVIDER_LEASE
 from fleetplane.domains.gpus.metrics import GpuCollector
 from fleetplane.domains.gpus.provider_settings.delivery import ProviderSettings
 from fleetplane.domains.gpus.provider_settings.kinds import KINDS as SETTINGS_KINDS
@@ -61,7 +62,7 @@ _FIRST = first_pb2.DESCRIPTOR.services_by_name["GpuService"]
 
 BLUEPRINT = Blueprint(
     name="gpus",
-    kinds=(GPU, *SETTINGS_KINDS, *ROLLOUT_KINDS),
+    kinds=(GPU, PROVIDER_LEASE, *SETTINGS_KINDS, *ROLLOUT_KINDS),
     keeps_telemetry=True,
     methods=(
         *service_rows(_SETTINGS, WRITE, listener=LISTENER, authentication=Authentication.SOCKET),

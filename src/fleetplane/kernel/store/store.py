@@ -46,7 +46,7 @@ from fleetplane.kernel.store.lock import exclusive
 from fleetplane.kernel.store.servers import seat
 from fleetplane.kernel.store.settings import StoreSettings, StoreStatistics
 from fleetplane.kernel.store.transaction import Transaction
-from fleetplane.kernel.store.view import View
+from fleetplane.kernel.store.view import Index, View
 from fleetplane.kernel.store.writer import Writer
 from fleetplane.kernel.watch import Event, EventType, Hub, Page, Watch
 
@@ -318,6 +318,10 @@ class Store:
     def kind_revision(self, kind: AnyKind) -> int:
         """The revision of the last change to this kind; the lineage's first revision if there was none."""
         return self._view.of(kind.name).revision
+
+    def feed(self, kind: AnyKind, index: Index) -> None:
+        """Keep an index of one kind in step with what can be read; it is held weakly."""
+        self._view.of(kind.name).feed(index)
 
     def claimed_by(self, kind: AnyKind, scope: str, field: str, value: str) -> str | None:
         return self._view.claims.get(Claim(kind.name, scope, field, value))

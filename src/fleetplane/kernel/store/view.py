@@ -1,13 +1,16 @@
 """The memory view: every live resource, as of the last durable transaction.
 
 All reads come from here. Lists are kept until something of that kind changes, so that reading
-the same list again costs a dictionary lookup.
+the same list again costs a dictionary lookup. Whoever decides something from an index of its own has it
+fed here, in the same step: it is never behind what can be read.
 """
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Protocol
 
 from fleetplane.kernel.access import EVERYWHERE
 from fleetplane.kernel.errors import FleetplaneError
@@ -18,10 +21,18 @@ LISTS_PER_KIND_LIMIT = 64
 """Scopes whose list is kept per kind; tuples of pointers, 8 bytes a resource."""
 
 
+class Index(Protocol):
+    """Is told of every change of a kind as memory shows it, by whichever server it was made."""
+
+    def moved(self, before: AnyResource | None, after: AnyResource | None) -> None:
+        """None where there was, or is, no such resource. Must not block or raise."""
+        ...
+
+
 class KindView:
     """The live resources of one kind, by (scope, name)."""
 
-    __slots__ = ("_lists", "_order", "live", "revision")
+    __slots__ = ("_indexes", "_lists", "_order", "live", "revision")
 
     def __init__(self, revision: int = 0) -> None:
         self.revision = revision
@@ -29,6 +40,18 @@ class KindView:
         self.live: dict[tuple[str, str], AnyResource] = {}
         self._order: list[tuple[str, str]] = []
         self._lists: dict[str, tuple[AnyResource, ...]] = {}
+        self._indexes: list[weakref.ref[Index]] = []
+
+    def feed(self, index: Index) -> None:
+        """Tell it what there is, and from now on what changes, for as long as somebody else holds it."""
+        for resource in self.live.values():
+            index.moved(None, resource)
+        self._indexes = [*(one for one in self._indexes if one() is not None), weakref.ref(index)]
+
+    def _tell(self, before: AnyResource | None, after: AnyResource | None) -> None:
+        for reference in self._indexes:
+            if (index := reference()) is not None:
+                index.moved(before, after)
 
     def load(self, resources: Iterable[AnyResource]) -> None:
         self.live.update(((resource.scope, resource.name), resource) for resource in resources)
@@ -65,16 +88,21 @@ class KindView:
 
     def put(self, resource: AnyResource) -> None:
         at = (resource.scope, resource.name)
-        if at not in self.live:
+        before = self.live.get(at)
+        if before is None:
             insort(self._order, at)
         self.live[at] = resource
         self._lists.clear()
+        if self._indexes:
+            self._tell(before, resource)
 
     def delete(self, scope: str, name: str) -> None:
         at = (scope, name)
-        if self.live.pop(at, None) is not None:
+        if (before := self.live.pop(at, None)) is not None:
             del self._order[bisect_left(self._order, at)]
             self._lists.clear()
+            if self._indexes:
+                self._tell(before, None)
 
 
 def _stretches(scope: str) -> tuple[tuple[str, str], tuple[str, str]]:

@@ -17,7 +17,7 @@ from fleetplane.domains.gpus.grpc import generations
 from fleetplane.domains.gpus.grpc.encodings import Encodings
 from fleetplane.domains.gpus.grpc.generations import Generation, Page
 from fleetplane.domains.gpus.kinds import GPU, SCOPE, Gpu
-from fleetplane.domains.gpus.providers import Providers
+from fleetplane.domains.gpus.providers import ProviderLeases
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.wire import Dialect
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
@@ -261,7 +261,7 @@ class ProviderService:
     called is the connection's principal, and that is what the audit log names.
     """
 
-    def __init__(self, gpus: Gpus, providers: Providers) -> None:
+    def __init__(self, gpus: Gpus, providers: ProviderLeases) -> None:
         self._gpus = gpus
         self._providers = providers
 

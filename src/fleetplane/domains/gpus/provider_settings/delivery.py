@@ -23,7 +23,7 @@ from fleetplane.domains.gpus.provider_settings.kinds import (
     SettingsAppliedSpec,
     SettingsAppliedStatus,
 )
-from fleetplane.domains.gpus.providers import Providers
+from fleetplane.domains.gpus.providers import ProviderLeases
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.fleet.rollouts import holds
 from fleetplane.fleet.rollouts.holds import HoldReader, digest
@@ -57,7 +57,7 @@ class ProviderHealth:
 
 
 class ProviderSettings:
-    def __init__(self, store: Store, clock: Clock, providers: Providers, policy: GpuPolicy) -> None:
+    def __init__(self, store: Store, clock: Clock, providers: ProviderLeases, policy: GpuPolicy) -> None:
         self._store = store
         self._clock = clock
         self._providers = providers
