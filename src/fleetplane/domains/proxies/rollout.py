@@ -28,6 +28,7 @@ from fleetplane.domains.proxies.kinds.values import AgentState, DeploymentState
 from fleetplane.domains.proxies.resources import place
 from fleetplane.domains.proxies.rules import deployment
 from fleetplane.domains.proxies.rules.configuration import SECTIONS, labels_of
+from fleetplane.domains.proxies.serving.basis import decided_again
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.fleet.rollouts import holds
 from fleetplane.fleet.rollouts.subject import Period
@@ -208,6 +209,7 @@ class WorkspaceConfiguration:
             return ""
         return str(self._versions(scope).names[found.version if found.held is None else found.held])
 
+    @decided_again
     async def steer(
         self, scope: str, versions: Mapping[str, str], *, rollout: str, default: str = ""
     ) -> None:
@@ -236,6 +238,7 @@ class WorkspaceConfiguration:
             if agent is not None:
                 self._deployer.retry(agent)
 
+    @decided_again
     async def settle(self, scope: str, version: str, *, rollout: str, held: bool) -> None:
         async with self._workspaces.editing(scope):
             self._workspaces.require(scope)

@@ -15,8 +15,8 @@ from fleetplane.domains.proxies.kinds.records import AGENT, Agent, Spec, agent_s
 from fleetplane.domains.proxies.wire import moment_ns
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.kernel.resources import Kind, Nothing, Resource
-from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
+from fleetplane.kernel.store import Draft, Store, transact_found
 
 EVENTS_KEPT = 64
 """Per agent, the newest."""
@@ -86,26 +86,18 @@ class AgentEvents:
     async def note(self, agent: Agent, spec: AgentEventSpec, *, actor: str) -> None:
         """Keep an event, unless it is there already: agents repeat what was not acknowledged."""
         scope = agent_scope(agent.scope, agent.name)
-        known = self.of(agent)
-        if spec.event_id and any(one.spec.event_id == spec.event_id for one in known):
+        if spec.event_id and any(one.spec.event_id == spec.event_id for one in self.of(agent)):
             return
-        serial = known[0].spec.serial + 1 if known else 1
-        place = f"{serial % EVENTS_KEPT:03d}"
-        kept = AgentEventSpec(
-            serial=serial,
-            event_id=spec.event_id,
-            event_type=spec.event_type,
-            occurred_at_ns=spec.occurred_at_ns,
-            data=spec.data,
-        )
 
-        def change(draft: Draft) -> None:
+        def place(reader: Store | Draft) -> list[Key]:
+            return [AGENT_EVENT.key(scope, f"{_serial(reader, scope) % EVENTS_KEPT:03d}")]
+
+        def change(draft: Draft, places: Sequence[Key]) -> None:
             if draft.get(AGENT, agent.scope, agent.name) is not None:
-                draft.put(AGENT_EVENT, scope, place, spec=kept)
+                kept = msgspec.structs.replace(spec, serial=_serial(draft, scope))
+                draft.put(AGENT_EVENT, scope, places[0].name, spec=kept)
 
-        await self._store.transact(
-            change, actor=actor, action="agent.event", touches=[AGENT_EVENT.key(scope, place)]
-        )
+        await transact_found(self._store, place, change, actor=actor, action="agent.event")
 
     async def clear(self, agent: Agent, *, actor: str) -> None:
         """Remove what is left of an agent that was deleted."""
@@ -120,3 +112,8 @@ class AgentEvents:
         if left:
             touches = [AGENT_EVENT.key(scope, name) for name in left]
             await self._store.transact(change, actor=actor, action="agent.clear", touches=touches)
+
+
+def _serial(reader: Store | Draft, scope: str) -> int:
+    """Of the next event of an agent."""
+    return max((one.spec.serial for one in reader.list(AGENT_EVENT, scope)), default=0) + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from fleetplane.domains.proxies.kinds.records import (
     AgentSpec,
     AgentTokenSpec,
     Deployment,
+    VirtualHost,
     agent_scope,
 )
 from fleetplane.domains.proxies.kinds.unique import (
@@ -42,11 +43,13 @@ from fleetplane.domains.proxies.rules.configuration import labels_of
 from fleetplane.domains.proxies.rules.raw_text import RawRight
 from fleetplane.domains.proxies.rules.streams import labelled_clashes
 from fleetplane.domains.proxies.rules.validation import name_problems
+from fleetplane.domains.proxies.serving.basis import decided_again
 from fleetplane.domains.proxies.serving.workspaces import Put, Workspaces
 from fleetplane.fleet import selectors
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
-from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.resources import Key
+from fleetplane.kernel.store import Draft, Store, transact_found
 from fleetplane.kernel.unbroken import finish
 from fleetplane.kernel.values.ids import new_uuid
 from fleetplane.web.rest.problems import Code, Problem
@@ -102,6 +105,7 @@ class Agents:
         digest = token_digest(token)
 
         def change(draft: Draft) -> Enrolment:
+            self._workspaces.require(scope, at=draft)
             claim_unique(draft, AGENT, scope, NAME, name, identity)
             register(draft, AGENT, scope, identity)
             draft.claim(AGENT_TOKEN, "", DIGEST, digest, identity)
@@ -111,7 +115,6 @@ class Agents:
             return Enrolment(agent=made, token=token, expires_at_ns=expires)
 
         async with self._workspaces.editing(scope):
-            self._workspaces.require(scope)
             touches = [AGENT.key(scope, identity), AGENT_TOKEN.key(scope, identity)]
             done = await self._store.transact(change, actor=actor, action="agent.enrol", touches=touches)
         return done.value
@@ -148,6 +151,7 @@ class Agents:
         said = json.dumps({"agent_id": agent, "secret": secret})
         return TOKEN_PREFIX + base64.b64encode(said.encode()).decode()
 
+    @decided_again
     async def update(
         self,
         scope: str,
@@ -170,6 +174,7 @@ class Agents:
                 also = partial(raw_text.decide_labels, right=raw, scope=scope, agent=identity, labels=labels)
             return await self._write(before, spec, cause="agent.update", actor=actor, also=also)
 
+    @decided_again
     async def pin(
         self, scope: str, identity: str, version: int | None, *, actor: str, raw: RawRight | None = None
     ) -> Agent:
@@ -233,47 +238,51 @@ class Agents:
 
     async def delete(self, scope: str, identity: str, *, if_match: str | None, actor: str) -> None:
         """Its token ends with it, and its session too."""
-        async with self._workspaces.editing(scope):
-            agent = self.get(scope, identity)
+        below = agent_scope(scope, identity)
+
+        def deployments(reader: Store | Draft) -> list[Key]:
+            return [one.key for one in reader.list(DEPLOYMENT, below)]
+
+        def change(draft: Draft, found: Sequence[Key]) -> None:
+            agent = draft.get(AGENT, scope, identity)
+            if agent is None:
+                raise NotFound("agent not found")
             check_match(if_match, agent)
             hold(
                 "virtual hosts name this agent",
-                holders(
-                    "target_agents",
-                    "virtual host",
-                    (
-                        host
-                        for host in self._store.list(VIRTUAL_HOST, scope)
-                        if isinstance(host.spec.target_agents, NamedAgents)
-                        and identity in host.spec.target_agents.agent_ids
-                    ),
-                ),
+                holders("target_agents", "virtual host", _naming(draft, scope, identity)),
             )
-            await self._remove(agent, actor=actor)
+            _remove(draft, agent, found)
+
+        async with self._workspaces.editing(scope):
+            await transact_found(
+                self._store,
+                deployments,
+                change,
+                actor=actor,
+                action="agent.delete",
+                touches=[AGENT.key(scope, identity), AGENT_TOKEN.key(scope, identity)],
+            )
         self._presence.disconnect(identity, reason="deleted")
 
-    async def _remove(self, agent: Agent, *, actor: str) -> None:
-        scope, identity = agent.scope, agent.name
-        token = self._store.get(AGENT_TOKEN, scope, identity)
-        below = agent_scope(scope, identity)
-        deployments = [deployment.name for deployment in self._store.list(DEPLOYMENT, below)]
 
-        def change(draft: Draft) -> None:
-            draft.delete(AGENT, scope, identity)
-            draft.release(AGENT, scope, NAME, agent.spec.name, identity)
-            unregister(draft, AGENT, scope, identity)
-            if token is not None:
-                draft.delete(AGENT_TOKEN, scope, identity)
-                draft.release(AGENT_TOKEN, "", DIGEST, token.spec.digest, identity)
-            for name in deployments:
-                draft.delete(DEPLOYMENT, below, name)
+def _naming(draft: Draft, scope: str, agent: str) -> Iterator[VirtualHost]:
+    for host in draft.list(VIRTUAL_HOST, scope):
+        if isinstance(host.spec.target_agents, NamedAgents) and agent in host.spec.target_agents.agent_ids:
+            yield host
 
-        touches = [
-            AGENT.key(scope, identity),
-            AGENT_TOKEN.key(scope, identity),
-            *(DEPLOYMENT.key(below, name) for name in deployments),
-        ]
-        await self._store.transact(change, actor=actor, action="agent.delete", touches=touches)
+
+def _remove(draft: Draft, agent: Agent, deployments: Sequence[Key]) -> None:
+    scope, identity = agent.scope, agent.name
+    draft.delete(AGENT, scope, identity)
+    draft.release(AGENT, scope, NAME, agent.spec.name, identity)
+    unregister(draft, AGENT, scope, identity)
+    token = draft.get(AGENT_TOKEN, scope, identity)
+    if token is not None:
+        draft.delete(AGENT_TOKEN, scope, identity)
+        draft.release(AGENT_TOKEN, "", DIGEST, token.spec.digest, identity)
+    for key in deployments:
+        draft.delete(DEPLOYMENT, key.scope, key.name)
 
 
 def _label_problems(labels: dict[str, str]) -> list[Problem]:

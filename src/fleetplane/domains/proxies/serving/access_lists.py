@@ -26,7 +26,8 @@ from fleetplane.domains.proxies.kinds.unique import (
 )
 from fleetplane.domains.proxies.rules.configuration import lists_of
 from fleetplane.domains.proxies.rules.typed.access import list_problems
-from fleetplane.domains.proxies.serving.workspaces import Plan, Put, Reading, WorkspaceBatch, Workspaces
+from fleetplane.domains.proxies.serving.basis import Reading, decided_again
+from fleetplane.domains.proxies.serving.workspaces import Plan, Put, WorkspaceBatch, Workspaces
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.store import Store
@@ -49,6 +50,7 @@ class AccessLists:
             raise NotFound("access list not found")
         return found
 
+    @decided_again
     async def create(self, scope: str, spec: AccessListSpec, *, actor: str) -> AccessList:
         refuse(list_problems(spec))
         spec = await asyncio.to_thread(list_sealed, spec)
@@ -60,6 +62,7 @@ class AccessLists:
             made: AccessList = await self._workspaces.commit(scope, plan)
             return made
 
+    @decided_again
     async def update(
         self, scope: str, identity: str, given: dict[str, Any], *, if_match: str | None, actor: str
     ) -> AccessList:
@@ -74,6 +77,7 @@ class AccessLists:
             written: AccessList = await self._workspaces.commit(scope, plan)
             return written
 
+    @decided_again
     async def delete(self, scope: str, identity: str, *, if_match: str | None, actor: str) -> None:
         async with self._workspaces.editing(scope):
             before = self.get(scope, identity)

@@ -54,6 +54,7 @@ from fleetplane.domains.proxies.rules.streams import (
 from fleetplane.domains.proxies.rules.typed.access import list_problems
 from fleetplane.domains.proxies.rules.typed.upkeep import cache_room_problems
 from fleetplane.domains.proxies.serving import bundles
+from fleetplane.domains.proxies.serving.basis import decided_again
 from fleetplane.domains.proxies.serving.bundles import (
     Bundle,
     BundledAccessList,
@@ -95,6 +96,7 @@ class Rewriting:
 
     # Going back.
 
+    @decided_again
     async def restore(
         self, scope: str, number: int, *, actor: str, raw: RawRight | None = None
     ) -> ConfigVersionSpec:
@@ -242,6 +244,7 @@ class Rewriting:
             ),
         )
 
+    @decided_again
     async def bring_in(
         self, scope: str, bundle: Bundle, *, dry_run: bool, actor: str, raw: RawRight | None = None
     ) -> ImportOutcome:

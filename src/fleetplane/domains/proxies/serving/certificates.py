@@ -38,10 +38,11 @@ from fleetplane.domains.proxies.kinds.values import CertificateState
 from fleetplane.domains.proxies.rules.configuration import authorities_of, certificate_part
 from fleetplane.domains.proxies.rules.validation import domain_problems
 from fleetplane.domains.proxies.serving import binding
+from fleetplane.domains.proxies.serving.basis import Reading, decided_again
 from fleetplane.domains.proxies.serving.binding import LETS_ENCRYPT
 from fleetplane.domains.proxies.serving.chains import read_chain, read_key
 from fleetplane.domains.proxies.serving.private_keys import Vault
-from fleetplane.domains.proxies.serving.workspaces import Plan, Put, Reading, WorkspaceBatch, Workspaces
+from fleetplane.domains.proxies.serving.workspaces import Plan, Put, WorkspaceBatch, Workspaces
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, NotFound
 from fleetplane.kernel.store import Store
@@ -168,6 +169,7 @@ class Certificates:
             return await self.issued(scope, declared, found, actor=actor, cause="certificate.import")
         return await self._create(scope, spec, found.status(), found, cause="certificate.import", actor=actor)
 
+    @decided_again
     async def _create(
         self,
         scope: str,
@@ -188,6 +190,7 @@ class Certificates:
             made: Certificate = await self._workspaces.commit(scope, plan)
             return made
 
+    @decided_again
     async def issued(
         self, scope: str, identity: str, found: Material, *, actor: str, cause: str = "certificate.issue"
     ) -> Certificate:
@@ -217,6 +220,7 @@ class Certificates:
         plan.next.put("certificates", part)
         plan.also.append(lambda draft: self._vault.put(draft, identity, found.fingerprint, found.key_pem))
 
+    @decided_again
     async def renew(self, scope: str, identity: str, *, actor: str) -> Certificate:
         """Ask for a new one; the old one is served meanwhile."""
         async with self._workspaces.editing(scope):
@@ -237,6 +241,7 @@ class Certificates:
             written: Certificate = await self._workspaces.commit(scope, plan)
             return written
 
+    @decided_again
     async def delete(self, scope: str, identity: str, *, if_match: str | None, actor: str) -> None:
         async with self._workspaces.editing(scope):
             before = self.get(scope, identity)

@@ -40,7 +40,8 @@ from fleetplane.domains.proxies.rules.configuration import upstreams_of
 from fleetplane.domains.proxies.rules.conflicts import Surroundings
 from fleetplane.domains.proxies.rules.raw_text import RawRight
 from fleetplane.domains.proxies.rules.streams import stream_upstreams
-from fleetplane.domains.proxies.serving.workspaces import Plan, Put, Reading, WorkspaceBatch, Workspaces
+from fleetplane.domains.proxies.serving.basis import Reading, decided_again
+from fleetplane.domains.proxies.serving.workspaces import Plan, Put, WorkspaceBatch, Workspaces
 from fleetplane.domains.proxies.typed_options import HOST_GROUPS, UPSTREAM_GROUPS
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, NotFound
@@ -78,6 +79,7 @@ class Hosts:
             raise NotFound("virtual host not found")
         return found
 
+    @decided_again
     async def create(
         self, scope: str, spec: VirtualHostSpec, *, actor: str, raw: RawRight | None = None
     ) -> VirtualHost:
@@ -93,6 +95,7 @@ class Hosts:
             made: VirtualHost = await self._workspaces.commit(scope, plan)
             return made
 
+    @decided_again
     async def update(
         self,
         scope: str,
@@ -115,6 +118,7 @@ class Hosts:
             written: VirtualHost = await self._workspaces.commit(scope, plan)
             return written
 
+    @decided_again
     async def purge(self, scope: str, identity: str, *, actor: str) -> VirtualHost:
         """Forget what is kept of a host's answers: agents look for a generation that nothing was kept of."""
         async with self._workspaces.editing(scope):
@@ -128,6 +132,7 @@ class Hosts:
             written: VirtualHost = await self._workspaces.commit(scope, plan)
             return written
 
+    @decided_again
     async def delete(
         self, scope: str, identity: str, *, if_match: str | None, actor: str, raw: RawRight | None = None
     ) -> None:
@@ -182,6 +187,7 @@ class Hosts:
             raise NotFound("upstream not found")
         return found
 
+    @decided_again
     async def create_upstream(self, scope: str, spec: UpstreamSpec, *, actor: str) -> Upstream:
         async with self._workspaces.editing(scope):
             self._workspaces.require(scope)
@@ -192,6 +198,7 @@ class Hosts:
             made: Upstream = await self._workspaces.commit(scope, plan)
             return made
 
+    @decided_again
     async def update_upstream(
         self, scope: str, identity: str, given: dict[str, Any], *, if_match: str | None, actor: str
     ) -> Upstream:
@@ -205,6 +212,7 @@ class Hosts:
             written: Upstream = await self._workspaces.commit(scope, plan)
             return written
 
+    @decided_again
     async def delete_upstream(self, scope: str, identity: str, *, if_match: str | None, actor: str) -> None:
         async with self._workspaces.editing(scope):
             upstream = self.upstream(scope, identity)
@@ -241,6 +249,7 @@ class Hosts:
         found = self._store.get(SETTINGS, scope, SETTINGS_NAME)
         return found.spec if found is not None else SettingsSpec()
 
+    @decided_again
     async def put_settings(
         self, scope: str, spec: SettingsSpec, *, actor: str, raw: RawRight | None = None
     ) -> WorkspaceSettings:

@@ -17,7 +17,8 @@ from fleetplane.domains.proxies.kinds.unique import (
     unregister,
 )
 from fleetplane.domains.proxies.rules.streams import STREAMS_PER_WORKSPACE, accept_stream
-from fleetplane.domains.proxies.serving.workspaces import Plan, Put, Reading, WorkspaceBatch, Workspaces
+from fleetplane.domains.proxies.serving.basis import Reading, decided_again
+from fleetplane.domains.proxies.serving.workspaces import Plan, Put, WorkspaceBatch, Workspaces
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.store import Store
@@ -52,6 +53,7 @@ class Streams:
             raise NotFound("stream not found")
         return found
 
+    @decided_again
     async def create(self, scope: str, spec: StreamSpec, *, actor: str) -> Stream:
         async with self._workspaces.editing(scope):
             self._workspaces.require(scope)
@@ -62,6 +64,7 @@ class Streams:
             made: Stream = await self._workspaces.commit(scope, plan)
             return made
 
+    @decided_again
     async def update(
         self, scope: str, identity: str, given: dict[str, Any], *, if_match: str | None, actor: str
     ) -> Stream:
@@ -78,6 +81,7 @@ class Streams:
             written: Stream = await self._workspaces.commit(scope, plan)
             return written
 
+    @decided_again
     async def delete(self, scope: str, identity: str, *, if_match: str | None, actor: str) -> None:
         async with self._workspaces.editing(scope):
             before = self.get(scope, identity)

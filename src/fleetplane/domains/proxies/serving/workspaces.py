@@ -2,8 +2,8 @@
 
 Whoever changes a workspace holds its lock, decides on what is there, and commits objects and
 version together. The lock keeps a decision that may look at hundreds of hosts out of the
-store's single writer; that the decision still holds is checked again in the transaction, so
-that another server would cause a conflict and never a lost update.
+store's single writer; that the decision still holds is checked again in the transaction (`basis`),
+and it is made again if another server has changed the workspace meanwhile.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakValueDictionary
 
 from fleetplane.domains.proxies.kinds.records import (
@@ -35,14 +35,16 @@ from fleetplane.domains.proxies.kinds.records import (
     UpstreamSpec,
     VirtualHostSpec,
     version_name,
+    workspace_of,
 )
 from fleetplane.domains.proxies.rules import configuration, reach
 from fleetplane.domains.proxies.rules.configuration import AgentConfig, labels_of
 from fleetplane.domains.proxies.rules.conflicts import Surroundings
 from fleetplane.domains.proxies.rules.ports import ANY_PORT, PortRanges
+from fleetplane.domains.proxies.serving.basis import Basis, Reading, WorkspaceMoved, decided_again
 from fleetplane.domains.proxies.serving.private_keys import Vault
 from fleetplane.kernel.errors import Conflict, NotFound
-from fleetplane.kernel.resources import AnyKind, AnyResource, Key, Kind, Resource, SpecT, StatusT
+from fleetplane.kernel.resources import AnyKind, AnyResource, Key
 from fleetplane.kernel.store import ABSENT, Draft, Store
 
 VERSIONS_KEPT = 100
@@ -82,6 +84,10 @@ class Plan:
     """Make a version even if it says the same: someone's share of it differs."""
     above: int = 0
     """The version's number is higher than this."""
+    basis: Basis | None = None
+    """What was decided on; None for what is decided inside its transaction."""
+    is_held: bool = False
+    """Whether a rollout held the workspace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,16 +99,6 @@ class Following:
     old: Sequence[ConfigVersionSpec]
     dropped: Sequence[str]
     added: Mapping[str, PartSpec]
-
-
-class Reading(Protocol):
-    """The store, or a draft of it."""
-
-    def get(self, kind: Kind[SpecT, StatusT], scope: str, name: str) -> Resource[SpecT, StatusT] | None: ...
-
-    def list(self, kind: Kind[SpecT, StatusT], scope: str = "") -> Sequence[Resource[SpecT, StatusT]]: ...
-
-    def count(self, kind: AnyKind, scope: str = "") -> int: ...
 
 
 class Workspaces:
@@ -122,13 +118,23 @@ class Workspaces:
         self._faults: dict[str, str] = {}
         """Of parts, by name: a name is the digest of its content."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._bases: dict[str, Basis] = {}
+        """Of those who hold a lock."""
 
     @asynccontextmanager
     async def editing(self, scope: str) -> AsyncIterator[None]:
-        """Alone with a workspace, or an organisation, from decision to commit."""
+        """Alone, in this process, with a workspace or an organisation from decision to commit.
+
+        What is there on entry is what a plan must still find when it is written.
+        """
         lock = self._locks.setdefault(scope, asyncio.Lock())
         async with lock:
-            yield
+            if workspace_of(scope):
+                self._bases[scope] = Basis.of(self._store, scope)
+            try:
+                yield
+            finally:
+                self._bases.pop(scope, None)
 
     def require(self, scope: str, *, at: Reading | None = None) -> None:
         """For one who waited for the lock: the workspace may be gone by now."""
@@ -213,26 +219,30 @@ class Workspaces:
         agents = at or self._store
         for agent in [name for name in following.pins if agents.get(AGENT, scope, name) is None]:
             del following.pins[agent]  # it was deleted, and no longer keeps its version alive
-        self._hold(scope, following, at or self._store)
-        return Plan(cause=cause, subject=subject, actor=actor, next=following)
+        is_held = self._hold(scope, following, at or self._store)
+        basis = self._bases.get(scope) if at is None else None
+        return Plan(cause=cause, subject=subject, actor=actor, next=following, basis=basis, is_held=is_held)
 
-    def _hold(self, scope: str, following: configuration.NextVersion, at: Reading) -> None:
+    def _hold(self, scope: str, following: configuration.NextVersion, at: Reading) -> bool:
         """Keep agents where they are while rollouts move them; else let all go on with this version."""
         newest = self.newest(scope, at=at)
         if self._holds(at, scope):
             if following.held is None and newest is not None:
                 following.held = newest.version
-        elif following.held is not None:
-            following.held, following.pins = None, self.pinned_by_operators(scope)
+            return True
+        if following.held is not None:
+            following.held, following.pins = None, self.pinned_by_operators(scope, at=at)
+        return False
 
-    def pinned_by_operators(self, scope: str) -> dict[str, int]:
+    def pinned_by_operators(self, scope: str, *, at: Reading | None = None) -> dict[str, int]:
         """Agents that people pinned, each with its version."""
         return {
             agent.name: agent.spec.pinned_version
-            for agent in self._store.list(AGENT, scope)
+            for agent in (at or self._store).list(AGENT, scope)
             if agent.spec.pinned_version is not None
         }
 
+    @decided_again
     async def redeploy(self, scope: str, *, cause: str, subject: str, actor: str, above: int = 0) -> None:
         """A version with the same contents, because someone's share of them has changed.
 
@@ -245,11 +255,18 @@ class Workspaces:
             await self.commit(scope, plan)
 
     async def commit(self, scope: str, plan: Plan) -> Any:
-        """Write it all; what was put as the plan's subject, if anything. The caller holds the lock."""
+        """Write it all; what was put as the plan's subject, if anything. The caller holds the lock.
+
+        Raises `WorkspaceMoved` if somebody else, on whichever server, has changed what the plan depends on.
+        """
         mention_all(plan)
         following = self._following(scope, plan, self._store)
 
         def change(draft: Draft) -> AnyResource | None:
+            if plan.basis is not None:
+                plan.basis.require(draft)
+                if self._holds(draft, scope) != plan.is_held:
+                    raise WorkspaceMoved("a rollout of the workspace began or ended", hint="try again")
             written = write_objects(draft, scope, plan)
             self._write_following(draft, scope, following)
             return written.get(plan.subject)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -55,7 +55,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.identity.bindings import end_at, keys_at
 from fleetplane.kernel.resources import AnyKind, Key
-from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.store import Draft, Store, transact_found
 from fleetplane.kernel.values.ids import new_uuid
 
 SLUG = "slug"
@@ -68,7 +68,7 @@ def _first_version() -> ConfigVersionSpec:
 class OrganizationPlaces:
     """What the scope tree means here: a tenant is the organisation with that slug."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store | Draft) -> None:
         self._store = store
 
     def stored(self, tenant: str, place: str, name: str) -> Iterator[str]:
@@ -132,40 +132,45 @@ class Places:
     ) -> Organization:
         scope = organization_scope(identity)
 
-        def change(draft: Draft) -> Organization:
+        def change(draft: Draft, _given: Sequence[Key]) -> Organization:
             current = draft.get(ORGANIZATION, scope, identity)
             if current is not None:
                 check_match(if_match, current)
             return change_organization(draft, identity, **given)
 
-        touches = [ORGANIZATION.key(scope, identity), *self._given_at(self.organization(identity))]
-        done = await self._store.transact(change, actor=actor, action="organization.update", touches=touches)
+        done = await transact_found(
+            self._store,
+            lambda reader: _given_at(reader, reader.get(ORGANIZATION, scope, identity)),
+            change,
+            actor=actor,
+            action="organization.update",
+            touches=[ORGANIZATION.key(scope, identity)],
+        )
         return done.value
 
     async def delete_organization(self, identity: str, *, if_match: str | None, actor: str) -> None:
         """Only an empty one; its members and tokens go with it."""
         scope = organization_scope(identity)
+
+        def going(reader: Store | Draft) -> list[Key]:
+            given = _given_at(reader, reader.get(ORGANIZATION, scope, identity))
+            return [*given, *(member.key for member in reader.list(MEMBERSHIP, scope))]
+
+        def change(draft: Draft, _going: Sequence[Key]) -> None:
+            current = draft.get(ORGANIZATION, scope, identity)
+            if current is not None:
+                check_match(if_match, current)
+            remove_organization(draft, identity)
+
         async with self._workspaces.editing(scope):
-            current = self.organization(identity)
-            check_match(if_match, current)
-            touches = [
-                ORGANIZATION.key(scope, identity),
-                *self._given_at(current),
-                *notes_of(identity),
-                *(member.key for member in self._store.list(MEMBERSHIP, scope)),
-            ]
-            await self._store.transact(
-                lambda draft: remove_organization(draft, identity),
+            await transact_found(
+                self._store,
+                going,
+                change,
                 actor=actor,
                 action="organization.delete",
-                touches=touches,
+                touches=[ORGANIZATION.key(scope, identity), *notes_of(identity)],
             )
-
-    def _given_at(self, place: Organization | Workspace) -> Iterator[Key]:
-        """What was given at a place and ends when it goes, or is called otherwise."""
-        path = OrganizationPlaces(self._store).path(place.scope)
-        if path is not None:
-            yield from keys_at(self._store, path, since_ns=named_since_ns(place))
 
     # Workspaces.
 
@@ -194,30 +199,53 @@ class Places:
     ) -> Workspace:
         identity = scope.rpartition("/")[2]
 
-        def change(draft: Draft) -> Workspace:
+        def change(draft: Draft, _given: Sequence[Key]) -> Workspace:
             current = draft.get(WORKSPACE, scope, identity)
             if current is not None:
                 check_match(if_match, current)
             return change_workspace(draft, scope, **given)
 
-        touches = [WORKSPACE.key(scope, identity), *self._given_at(self.workspace(scope))]
-        done = await self._store.transact(change, actor=actor, action="workspace.update", touches=touches)
+        done = await transact_found(
+            self._store,
+            lambda reader: _given_at(reader, reader.get(WORKSPACE, scope, identity)),
+            change,
+            actor=actor,
+            action="workspace.update",
+            touches=[WORKSPACE.key(scope, identity)],
+        )
         return done.value
 
     async def delete_workspace(self, scope: str, *, if_match: str | None, actor: str) -> None:
         """Only an empty one; its settings and versions go with it."""
+        identity = scope.rpartition("/")[2]
+
+        def going(reader: Store | Draft) -> list[Key]:
+            own = [one.key for kind in _GOES_WITH_WORKSPACE for one in reader.list(kind, scope)]
+            return [*own, *_given_at(reader, reader.get(WORKSPACE, scope, identity))]
+
+        def change(draft: Draft, _going: Sequence[Key]) -> None:
+            current = draft.get(WORKSPACE, scope, identity)
+            if current is not None:
+                check_match(if_match, current)
+            remove_workspace(draft, scope)
+
         async with self._workspaces.editing(scope):
-            current = self.workspace(scope)
-            check_match(if_match, current)
-            going = [
-                resource.key for kind in _GOES_WITH_WORKSPACE for resource in self._store.list(kind, scope)
-            ]
-            await self._store.transact(
-                lambda draft: remove_workspace(draft, scope),
+            await transact_found(
+                self._store,
+                going,
+                change,
                 actor=actor,
                 action="workspace.delete",
-                touches=[current.key, *going, *self._given_at(current)],
+                touches=[WORKSPACE.key(scope, identity)],
             )
+
+
+def _given_at(reader: Store | Draft, place: Organization | Workspace | None) -> list[Key]:
+    """What was given at a place and ends when it goes, or is called otherwise."""
+    path = OrganizationPlaces(reader).path(place.scope) if place is not None else None
+    if place is None or path is None:
+        return []
+    return list(keys_at(reader, path, since_ns=named_since_ns(place)))
 
 
 # The changes of organisations themselves, as functions of a draft.

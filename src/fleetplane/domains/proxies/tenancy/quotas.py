@@ -174,8 +174,11 @@ class Quotas:
         return Beside(change=change, touches=notes)
 
     def _matters(self, quota: Quota, key: Key) -> bool:
-        """Whether a write of this key adds to a count, or may end a warning."""
-        if self._store.get(quota.kind, key.scope, key.name) is None:
+        """Whether a write of this key adds to a count, or may end a warning.
+
+        What another server has just deleted, this one may still take to be there.
+        """
+        if self._store.shared or self._store.get(quota.kind, key.scope, key.name) is None:
             return True
         place = quota.place(key.scope)
         return bool(place) and self._store.get(QUOTA_NOTE, *_note_place(quota, place)) is not None
