@@ -79,6 +79,7 @@ def test_objects_are_written_on_a_standby_as_on_the_active_server(
                 _told_to_watchers(active, standby)
                 _at_once(active, standby)
                 _plans(active, standby)
+                _once(active, standby)
                 _refusals(standby)
                 before = standby.names()
                 one.process.kill()
@@ -165,15 +166,33 @@ def _plans(active: Writer, standby: Writer) -> None:
         assert again.json()["appliedRevision"] == applied.json()["appliedRevision"]
 
 
+def _once(active: Writer, standby: Writer) -> None:
+    """A key at both at the same time makes one plan, and both tell of it."""
+    body = {"objects": [group("keyed")], "scope": ACME}
+    with ThreadPoolExecutor(2) as threads:
+        for number in range(RACES):
+
+            def ask(writer: Writer, key: str = f"once{number}") -> httpx.Response:
+                deadline = time.monotonic() + DEADLINE_SECONDS
+                while True:
+                    answer = writer.call("POST", "/plans", body, idempotency_key=key)
+                    if answer.status_code != 409:  # while the other is at it
+                        return answer
+                    assert time.monotonic() < deadline, answer.text
+
+            answers = list(threads.map(ask, (active, standby)))
+            assert {answer.status_code for answer in answers} == {201}, [answer.text for answer in answers]
+            assert len({answer.json()["id"] for answer in answers}) == 1
+            assert sum("idempotency-replayed" in answer.headers for answer in answers) == 1
+
+
 def _refusals(standby: Writer) -> None:
     """Whatever is not written everywhere is refused with the name of the active server."""
     cluster = {"kind": "cluster", "metadata": {"name": "c", "scope": "/tenants/default"}, "spec": {}}
-    plan = {"objects": [group("keyed")], "scope": ACME}
     refused = [
         standby.http.put("/clusters/c", json=cluster),
         standby.http.put("/scopes/tenants/default/clusters/c", json=cluster),
         standby.call("POST", "/plans", {"objects": [cluster]}),
-        standby.call("POST", "/plans", plan, idempotency_key="once"),
         standby.call("POST", "/edge-groups/race0/actions/whatever", {}),
         standby.call("POST", "/people/login", {"name": "x", "password": "y"}),
         standby.call("DELETE", "/tokens/writer"),
@@ -181,6 +200,5 @@ def _refusals(standby: Writer) -> None:
     for answer in refused:
         assert (answer.status_code, answer.json()["reason"]) == (503, "StandsBy"), answer.text
         assert "/one is active" in answer.json()["detail"]
-    assert "keyed" not in standby.names()
     anonymous = httpx.put(f"{standby.http.base_url}edge-groups/x", json=group("x"), timeout=DEADLINE_SECONDS)
     assert anonymous.status_code == 401

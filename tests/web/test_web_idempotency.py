@@ -39,15 +39,15 @@ async def test_a_key_that_is_used_again_while_old_ones_are_forgotten_is_kept(
         for key in ("a", "b"):
             await asked(answers, key, "first")
         await clock.advance(KEPT_SECONDS)
-        delete, deleting, go_on = store.delete_secret, asyncio.Event(), asyncio.Event()
+        transact, deleting, go_on = store.transact, asyncio.Event(), asyncio.Event()
 
-        async def slowly(name: str, *, actor: str) -> None:
-            if name.endswith("/a"):
+        async def slowly(change: Any, *, action: str, **said: Any) -> Any:
+            if action == "idempotency.sweep":
                 deleting.set()
                 await go_on.wait()
-            await delete(name, actor=actor)
+            return await transact(change, action=action, **said)
 
-        monkeypatch.setattr(store, "delete_secret", slowly)
+        monkeypatch.setattr(store, "transact", slowly)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(answers.sweep())
             await deleting.wait()

@@ -22,23 +22,25 @@ R = TypeVar("R")
 class Beside:
     """One companion's part in one transaction."""
 
-    change: Callable[[Draft, Any], None]
+    change: Callable[[Draft, Any], Any]
     """Given the draft and what the transaction's own change returned. Pure, like a change."""
     touches: frozenset[Key] = frozenset()
+    kept: Callable[[Any], None] | None = None
+    """Told what `change` returned in the run that was kept, once that is durable."""
 
 
 Companion = Callable[[str, str, Collection[Key]], Beside | None]
 """Asked with a transaction's actor, action and touches; None to have no part in it."""
 
 
-def together(change: Callable[[Draft], R], parts: Iterable[Beside]) -> Callable[[Draft], R]:
-    """The change and its companions' parts, as one change that returns what the change does."""
+def together(
+    change: Callable[[Draft], R], parts: Iterable[Beside]
+) -> Callable[[Draft], tuple[R, tuple[Any, ...]]]:
+    """The change and its companions' parts, as one change; returns what each of them does."""
     parts = tuple(parts)
 
-    def changing(draft: Draft) -> R:
+    def changing(draft: Draft) -> tuple[R, tuple[Any, ...]]:
         value = change(draft)
-        for part in parts:
-            part.change(draft, value)
-        return value
+        return value, tuple(part.change(draft, value) for part in parts)
 
     return changing

@@ -39,7 +39,7 @@ from fleetplane.kernel.resources import (
 from fleetplane.kernel.store import lineage
 from fleetplane.kernel.store.applier import Applier
 from fleetplane.kernel.store.chain import adopt
-from fleetplane.kernel.store.companions import Companion, together
+from fleetplane.kernel.store.companions import Beside, Companion, together
 from fleetplane.kernel.store.draft import Committed, Draft
 from fleetplane.kernel.store.engine import ALONE, Author, Claim, Cut, Engine, LogRow
 from fleetplane.kernel.store.lock import exclusive
@@ -424,8 +424,9 @@ class Store:
         if self._companions:
             asked = (companion(actor, action, keys) for companion in self._companions)
             if parts := [part for part in asked if part is not None]:
-                change = together(change, parts)
                 keys = keys.union(*(part.touches for part in parts))
+                both = self._writer.submit(together(change, parts), actor=actor, action=action, touches=keys)
+                return _without_parts(cast("Committed[tuple[R, Any]]", await both), parts)
         answer = self._writer.submit(change, actor=actor, action=action, touches=keys)
         return cast("Committed[R]", await answer)
 
@@ -573,6 +574,15 @@ class Store:
             coalesced_events=hub.coalesced,
             refills=hub.refilled,
         )
+
+
+def _without_parts(committed: Committed[tuple[R, Any]], parts: Sequence[Beside]) -> Committed[R]:
+    """The answer of a change that had companions, who are told of theirs."""
+    value, theirs = committed.value
+    for part, one in zip(parts, theirs, strict=True):
+        if part.kept is not None:
+            part.kept(one)
+    return Committed(value=value, revision=committed.revision)
 
 
 def _stands_by() -> FleetplaneError:

@@ -93,8 +93,6 @@ class Desk(Generic[C]):
         key = headers.get("idempotency-key") if route.method == "POST" else None
         if key is None or arrival.caller is None or (route.streams and not route.begins_once):
             return await self._answer(route, call)
-        if self._store.elsewhere is not None:  # which keys were used is known to the active server
-            raise self._store.elsewhere()
         what = f"POST {request.url.path}"
         if asked := request.scope["query_string"]:  # such as another scope: another request
             what += f"?{asked.decode('latin-1')}"
@@ -108,13 +106,17 @@ class Desk(Generic[C]):
         with self._answers.running(digest, body, status=route.status, encode=encode) as once:
             kept = await self._answers.find(once)
             if kept is not None:
-                if route.recheck is not None:
-                    route.recheck(call)
-                return _replayed(kept)
-            answer = await route.handler(replace(call, receipt=once))
-            kept_answer = answer.beginning if isinstance(answer, Stream) else answer
-            assert kept_answer is not None, "what goes on cannot be kept"
-            await self._answers.keep(once, kept_answer)
+                return _again(route, call, kept)
+            try:
+                answer = await route.handler(replace(call, receipt=once))
+                kept_answer = answer.beginning if isinstance(answer, Stream) else answer
+                assert kept_answer is not None, "what goes on cannot be kept"
+                await self._answers.keep(once, kept_answer)
+            except FleetplaneError:
+                kept = await self._answers.find_after_refusal(once)
+                if kept is None:
+                    raise
+                return _again(route, call, kept)  # of the server that was faster
             if isinstance(answer, Stream):
                 return self._streaming(route, call, answer)
             return Reply(route.status, answer.headers, encode(answer.content))
@@ -163,7 +165,10 @@ class Reply(ASGIResponse):
         await send({"type": "http.response.body", "body": self.body})
 
 
-def _replayed(kept: Kept) -> Reply:
+def _again(route: Route, call: Call[Any], kept: Kept) -> Reply:
+    """An answer that was given before, to whoever might still be given it."""
+    if route.recheck is not None:
+        route.recheck(call)
     return Reply(kept.status, {**kept.headers, "idempotency-replayed": "true"}, kept.body)
 
 

@@ -1,20 +1,23 @@
-"""A POST that is sent twice happens once.
+"""A POST that is sent twice happens once, whichever servers it is sent to.
 
-What a POST with an `Idempotency-Key` does and the record that it was done are one transaction:
-its writes are signed with the key's digest, and whatever is written under that name is
-accompanied by the record. Where the answer follows from what is written, it is in the record,
-and so it survives any crash; otherwise it is added when it is known, and a crash before that
-leaves a record that says "done" without saying what was answered. Records are kept for a day,
-sealed (an answer may hold a token that is shown once); their index is in memory.
+A key that was used is a claim, named by the digest of caller, request and key, and held by the request that
+used it. What a POST with an `Idempotency-Key` does, the claim and the record of what was answered are one
+transaction: its writes are signed with the key's digest, and whatever is written under that name is
+accompanied by claim and record. Of two requests with one key, at two servers, one has the claim; the other
+writes nothing and answers what the first did. Where the answer follows from what is written, it is in the
+record, and so it survives any crash; otherwise it is added when it is known, and a crash before that leaves a
+record that says "done" without saying what was answered. Records are kept for a day by the database's clock,
+sealed: an answer may hold a token that is shown once.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,7 +25,7 @@ from fleetplane.kernel import actors
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Conflict, InvalidArgument
 from fleetplane.kernel.identity import MasterKey
-from fleetplane.kernel.resources import Key
+from fleetplane.kernel.resources import Key, Kind, Nothing
 from fleetplane.kernel.store import Beside, Draft, Store
 from fleetplane.kernel.unbroken import finish
 from fleetplane.web.rest.routes import Answer
@@ -30,10 +33,20 @@ from fleetplane.web.rest.routes import Answer
 KEPT_SECONDS = 24 * 3600
 KEY_LIMIT = 255
 ANSWERS_LIMIT = 50_000
-"""Keys kept at once: about 200 bytes of index each. Beyond it the oldest are forgotten early."""
+"""Keys kept at once in a namespace, a claim of 300 bytes each. Beyond it the oldest are forgotten early."""
+SWEEP_EACH = 1000
+"""Keys that a server keeps before it looks whether there are too many; else they are swept every hour."""
+SWEEP_BATCH = 256
+"""Keys forgotten per transaction, so that a large sweep never holds up other writers."""
 BODY_LIMIT_BYTES = 512 * 1024
 """Of an answer that is kept, half of what a secret may hold. Of a longer one it is kept that it was given."""
+REQUEST_BYTES = 8
 ACTOR = "system/idempotency"
+USED_KEY: Kind[Nothing, Nothing] = Kind("idempotency-key", Nothing, Nothing)
+"""Of claims alone; their scope is the namespace."""
+_FIELD = "digest"
+_BEFORE = "before"
+"""In place of a request, for records that were made before keys were claims."""
 
 Encode = Callable[[Answer[Any]], "Kept"]
 
@@ -48,18 +61,36 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes = b""
 
 
+class Use(NamedTuple):
+    """Who has used a key, and until when that is kept: what owns its claim."""
+
+    request: str
+    expires: int
+    """In seconds since 1970."""
+
+    @classmethod
+    def read(cls, owner: str) -> Use:
+        request, _, expires = owner.partition("@")
+        return cls(request, int(expires))
+
+    def __str__(self) -> str:
+        return f"{self.request}@{self.expires}"
+
+    def is_over(self, now_ns: int) -> bool:
+        return self.expires * 1_000_000_000 <= now_ns
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Once:
     """One request that must happen once, while it runs. A `Receipt` for its handler."""
 
     digest: str
     fingerprint: bytes
-    name: str
-    """Of the secret that its record is."""
+    use: Use
     encode: Encode
     view: Callable[[Any], Answer[Any]] | None = None
     recorded: Kept | None = None
-    """What lies, or may lie, in the store by now."""
+    """What lies in the store by now, as far as this request has been told."""
 
     def signed(self, actor: str) -> str:
         return actors.signed(actor, self.digest)
@@ -71,29 +102,46 @@ class Once:
         """The record to keep for a transaction with this result."""
         return Kept(fingerprint=self.fingerprint) if self.view is None else self.encode(self.view(value))
 
+    def note(self, recorded: Kept) -> None:
+        self.recorded = recorded
+
 
 class Answers:
-    """`namespace` keeps the secrets of different tables apart."""
+    """`namespace` keeps the keys of different tables apart."""
 
     def __init__(self, store: Store, master: MasterKey, clock: Clock, *, namespace: str) -> None:
         self._store = store
         self._master = master
         self._clock = clock
-        self._prefix = f"{namespace}/idempotency/"
-        self._names: dict[str, str] = {}
-        """From a key's digest to its secret, oldest first."""
+        self._namespace = namespace
+        self._prefix = f"{namespace}/answered/"
+        self._prefix_before = f"{namespace}/idempotency/"
         self._running: dict[str, Once] = {}
-        self._doubtful: set[str] = set()
-        """Keys whose record may still be on its way to the disk, or may never get there."""
+        self._unswept = 0
         store.accompany(self._beside)
 
     def __repr__(self) -> str:
-        return f"<Answers {len(self._names)} running={len(self._running)}>"
+        return f"<Answers {self._namespace} running={len(self._running)}>"
 
     async def load(self) -> None:
-        names = sorted(await self._store.secret_names(self._prefix))
-        self._names = {name.rpartition("/")[2]: name for name in names}
+        """Claim the keys of records that were made before keys were claims, and forget what is over."""
+        if self._store.elsewhere is not None:  # the active server has done it
+            return
+        names = await self._store.secret_names(self._prefix_before)
+        for start in range(0, len(names), SWEEP_BATCH):
+            await self._store.transact(
+                partial(self._adopt, names=names[start : start + SWEEP_BATCH]),
+                actor=ACTOR,
+                action="idempotency.adopt",
+                touches=(),
+            )
         await self.sweep()
+
+    def _adopt(self, draft: Draft, names: Sequence[str]) -> None:
+        for name in names:
+            expires, _, digest = name.removeprefix(self._prefix_before).partition("/")
+            if draft.claimed_by(USED_KEY, self._namespace, _FIELD, digest) is None:
+                draft.claim(USED_KEY, self._namespace, _FIELD, digest, str(Use(_BEFORE, int(expires))))
 
     @staticmethod
     def digest(caller: str, route: str, key: str) -> str:
@@ -116,92 +164,128 @@ class Answers:
                 return Kept(fingerprint=fingerprint)
             return Kept(fingerprint=fingerprint, status=status, headers=dict(answer.headers), body=content)
 
-        name = f"{self._prefix}{self._now() + KEPT_SECONDS:012d}/{digest}"
-        once = Once(digest=digest, fingerprint=fingerprint, name=name, encode=kept)
+        request = self._clock.token_bytes(REQUEST_BYTES).hex()
+        use = Use(request, self._clock.now_ns() // 1_000_000_000 + KEPT_SECONDS)
+        once = Once(digest=digest, fingerprint=fingerprint, use=use, encode=kept)
         self._running[digest] = once
         try:
             yield once
         finally:
             del self._running[digest]
-            if once.recorded is not None and digest not in self._names:
-                self._names[digest] = name
-                self._doubtful.add(digest)
 
     async def find(self, once: Once) -> Kept | None:
-        """The answer given before; `Conflict` if it was to another question, or is not known any more."""
-        name = self._names.get(once.digest)
-        if name is None:
+        """The answer given before; `Conflict` if it was to another question, or is not known."""
+        if self._store.shared:  # another server may have given it a moment ago
+            await self._store.confirmed()
+        return await self._found(once)
+
+    async def find_after_refusal(self, once: Once) -> Kept | None:
+        """The answer that another request with this key has been given since this one began, if any.
+
+        Its handler was refused something: perhaps because of that.
+        """
+        return await self._found(once)
+
+    async def _found(self, once: Once) -> Kept | None:
+        owner = self._store.claimed_by(USED_KEY, self._namespace, _FIELD, once.digest)
+        if owner is None:
             return None
-        if _expires(name, self._prefix) <= self._now():
-            await self._forget(once.digest, name)
+        use = Use.read(owner)
+        if use == once.use or use.is_over(self._clock.now_ns()):
             return None
-        if once.digest in self._doubtful:
-            await self._settled()
+        name = self._name(once.digest, use)
         sealed = await self._store.get_secret(name)
-        self._doubtful.discard(once.digest)
-        if sealed is None:
-            self._names.pop(once.digest, None)  # unless it was forgotten meanwhile
+        if sealed is None:  # forgotten meanwhile
             return None
         kept = msgspec.msgpack.decode(self._master.open(sealed, purpose=name), type=Kept)
         if kept.fingerprint != once.fingerprint:
             raise Conflict("this Idempotency-Key was used with another body", hint="use a new key")
         if not kept.status:
             raise Conflict(
-                "the request was carried out before, and its answer is no longer stored",
-                hint="look at what is there; use a new key to do it again",
+                "the request was carried out before, and its answer is not stored",
+                hint="it may be under way at another server: ask again in a moment; else look at what is"
+                " there, and use a new key to do it again",
             )
         return kept
 
     async def keep(self, once: Once, answer: Answer[Any]) -> None:
-        """For a request that has ended well. Nothing is left to do if its writes took the answer along."""
+        """For a request that has ended well. Nothing is left to do if its writes took the answer along.
+
+        `Conflict` if another server has carried out a request with this key meanwhile.
+        """
         await finish(self._keep(once, answer))
 
     async def _keep(self, once: Once, answer: Answer[Any]) -> None:
         final = once.encode(answer)
         if final != once.recorded:
-            await self._store.put_secret(once.name, self._sealed(once.name, final), actor=ACTOR)
-        self._names[once.digest] = once.name
-        self._doubtful.discard(once.digest)
-        if len(self._names) > ANSWERS_LIMIT:
-            await self._forget(*next(iter(self._names.items())))
+            await self._store.transact(
+                partial(self._record, once=once, kept=final),
+                actor=ACTOR,
+                action="idempotency.keep",
+                touches=(),
+            )
+        self._unswept += 1
+        if self._unswept >= SWEEP_EACH:
+            await self.sweep()
 
     def _beside(self, actor: str, _action: str, _touches: Collection[Key]) -> Beside | None:
-        """The record of a running request, in each of its transactions."""
+        """The claim and the record of a running request, in each of its transactions."""
         once = self._running.get(actors.digest_of(actor))
         if once is None:
             return None
 
-        def change(draft: Draft, value: Any) -> None:
-            once.recorded = once.record(value)
-            draft.put_secret(once.name, self._sealed(once.name, once.recorded))
+        def change(draft: Draft, value: Any) -> Kept:
+            kept = once.record(value)
+            self._record(draft, once, kept)
+            return kept
 
-        return Beside(change=change)
+        return Beside(change=change, kept=once.note)
 
-    def _sealed(self, name: str, kept: Kept) -> bytes:
-        return self._master.seal(msgspec.msgpack.encode(kept), purpose=name)
+    def _record(self, draft: Draft, once: Once, kept: Kept) -> None:
+        """Claim the key for a request and say what it did; `Conflict` if another one has the key."""
+        held = draft.claimed_by(USED_KEY, self._namespace, _FIELD, once.digest)
+        use = None if held is None else Use.read(held)
+        if use is not None and use != once.use:
+            if not use.is_over(draft.now_ns):
+                raise Conflict(
+                    "a request with this Idempotency-Key was carried out meanwhile", hint="ask again"
+                )
+            self._forget(draft, once.digest, use)
+        draft.claim(USED_KEY, self._namespace, _FIELD, once.digest, str(once.use))
+        name = self._name(once.digest, once.use)
+        draft.put_secret(name, self._master.seal(msgspec.msgpack.encode(kept), purpose=name))
 
-    async def _settled(self) -> None:
-        """Everything accepted before is on disk or has failed: writes are done in order."""
-        await self._store.transact(lambda _: None, actor=ACTOR, action="idempotency.settle", touches=())
+    def _name(self, digest: str, use: Use) -> str:
+        """The name of the secret that a key's record is."""
+        if use.request == _BEFORE:
+            return f"{self._prefix_before}{use.expires:012d}/{digest}"
+        return self._prefix + digest
+
+    def _forget(self, draft: Draft, digest: str, use: Use) -> None:
+        draft.release(USED_KEY, self._namespace, _FIELD, digest, str(use))
+        draft.delete_secret(self._name(digest, use))
 
     async def sweep(self) -> int:
-        """Forget what has been kept long enough; how many."""
-        now = self._now()
-        old = [(digest, name) for digest, name in self._names.items() if _expires(name, self._prefix) <= now]
-        for digest, name in old:
-            await self._forget(digest, name)
+        """Forget what has been kept long enough, and the oldest of too many; how many."""
+        self._unswept = 0
+        now_ns = self._clock.now_ns()
+        found = self._store.claims(USED_KEY, self._namespace)
+        used = sorted(
+            ((Use.read(owner), claim.value) for claim, owner in found), key=lambda one: one[0].expires
+        )
+        surplus = max(0, len(used) - ANSWERS_LIMIT)
+        old = used[:surplus] + [one for one in used[surplus:] if one[0].is_over(now_ns)]
+        for start in range(0, len(old), SWEEP_BATCH):
+            await self._store.transact(
+                partial(self._sweep, old=old[start : start + SWEEP_BATCH]),
+                actor=ACTOR,
+                action="idempotency.sweep",
+                touches=(),
+            )
         return len(old)
 
-    async def _forget(self, digest: str, name: str) -> None:
-        if self._names.get(digest) != name:
-            return  # somebody else did so, and the key may have been used again since
-        del self._names[digest]
-        self._doubtful.discard(digest)
-        await self._store.delete_secret(name, actor=ACTOR)
-
-    def _now(self) -> int:
-        return self._clock.now_ns() // 1_000_000_000
-
-
-def _expires(name: str, prefix: str) -> int:
-    return int(name.removeprefix(prefix).partition("/")[0])
+    def _sweep(self, draft: Draft, old: Sequence[tuple[Use, str]]) -> None:
+        for use, digest in old:
+            # Somebody else may have done so, and the key may have been used again since.
+            if draft.claimed_by(USED_KEY, self._namespace, _FIELD, digest) == str(use):
+                self._forget(draft, digest, use)
