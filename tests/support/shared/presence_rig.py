@@ -13,11 +13,13 @@ from support.shared.memory_engine import Link, MemoryDatabase, MemoryEngine
 from support.shared.storekit import KINDS
 from support.shared.virtual_loop import LoopClock
 
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET
 from fleetplane.kernel.presence import PRESENCE, PresenceSpec, Whereabouts
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.store.servers.standby import Standby
 
 CHANNEL = "edge"
+STORED = (*KINDS, PRESENCE, COMMAND, COMMAND_TARGET)
 PATIENCE_SECONDS = 300.0
 """Of virtual time."""
 
@@ -68,7 +70,7 @@ class Cluster:
         link, clock = Link(chance=self.chance), LoopClock(self.chance)
         engine = MemoryEngine(self.database, link)
         settings = StoreSettings(path=Path("/nowhere"))
-        standby = await Standby.load(engine, settings, server=name, kinds=[*KINDS, PRESENCE], clock=clock)
+        standby = await Standby.load(engine, settings, server=name, kinds=STORED, clock=clock)
         server = Server(
             store=standby.store,
             link=link,

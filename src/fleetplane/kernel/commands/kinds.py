@@ -57,6 +57,8 @@ class TargetStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The result that came with it; opaque here."""
     told_to_stop: bool = False
     """It was cancelled while a target had it that cannot stop: what that says later is the outcome."""
+    session: int = 0
+    """The target's session that it was sent in, where several servers have sessions; 0 on a database file."""
 
 
 Command = Resource[CommandSpec, CommandStatus]

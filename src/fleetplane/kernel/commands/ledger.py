@@ -4,18 +4,23 @@ Writes down what `rules` decides, before anything is sent and before anyone is t
 restart changes nothing but what was on its way. Hands commands to a courier, which knows the
 sessions; takes the targets' words from whoever receives them; sees to the deadlines itself.
 Does not know what a command does, how it travels, or who may issue one.
+
+Where several servers share a database, each has such a ledger: any of them issues, cancels and takes words,
+the one that has a target's session sends (`delivery`), and the one that has the seat keeps the deadlines.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from fleetplane.kernel.actors import who
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import steps
+from fleetplane.kernel.commands.book import BATCH, TargetBook
 from fleetplane.kernel.commands.courier import Beside, CommandLimits, Courier
-from fleetplane.kernel.commands.index import OpenIndex
+from fleetplane.kernel.commands.delivery import Delivery
 from fleetplane.kernel.commands.kinds import (
     COMMAND,
     COMMAND_TARGET,
@@ -30,6 +35,7 @@ from fleetplane.kernel.commands.kinds import (
 )
 from fleetplane.kernel.commands.outputs import Outputs
 from fleetplane.kernel.commands.rules import UNDER_WAY, WORDS, State, Step
+from fleetplane.kernel.commands.sessions import Places, SessionRules
 from fleetplane.kernel.commands.steps import Move
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.resources import Key
@@ -38,8 +44,6 @@ from fleetplane.kernel.unbroken import finish
 from fleetplane.kernel.values.times import NS
 
 ID_BYTES = 16
-BATCH = 256
-"""Targets moved in one transaction, so that a large command never holds up other writers for long."""
 
 
 class Commands:
@@ -54,16 +58,21 @@ class Commands:
         courier: Courier,
         limits: CommandLimits | None = None,
         stops: Callable[[str], bool] = lambda _: True,
+        whereabouts: Places | None = None,
     ) -> None:
-        """`stops` says whether a target stops a running command on request."""
+        """`stops` says whether a target stops a running command on request; `whereabouts`, on which server
+        each has its session, where there are several."""
         self._store = store
-        self._clock = clock
+        self._sessions = SessionRules(whereabouts)
+        self._clock = store.clock if self._sessions.shared else clock
+        """Deadlines are the database's, where several servers look at them."""
         self._channel = channel
-        self._actor = f"commands/{channel}"
         self._courier = courier
         self._stops = stops
         self._limits = limits or CommandLimits()
-        self._index = OpenIndex(self._find)
+        self._book = TargetBook(store, channel=channel)
+        self._index = self._book.index
+        self._delivery = Delivery(self._book, courier, self._sessions, self._clock, self._limits)
         self.outputs = Outputs()
         self.ignored = 0
         """Messages of targets that came after the end, or about unknown commands."""
@@ -78,19 +87,23 @@ class Commands:
 
     def recover(self) -> None:
         """Take up what an earlier run left open."""
-        for target in self._store.list(COMMAND_TARGET):
-            if target.spec.channel == self._channel:
-                self._index.note(target)
+        self._book.recover()
 
-    async def follow(self) -> None:
-        """Learn of what was written although its writer went away before it heard so."""
+    async def run_here(self) -> None:
+        """What every server does, until cancelled: learn of what was written, by whomever, although its
+        writer may have gone away before it heard so; and send what waits for targets that are here."""
+        if not self._sessions.shared:
+            await self._follow()
+            return
+        async with asyncio.TaskGroup() as tasks:
+            for work in (self._delivery.follow, self._delivery.hand_over, self._delivery.retry):
+                tasks.create_task(work(), name=f"commands/{self._channel}/{work.__name__}")
+
+    async def _follow(self) -> None:
         async with self._store.watch(COMMAND_TARGET) as watch:
             async for batch in watch:
                 for event in batch.events:
-                    key = event.resource.key
-                    current = self._store.get(COMMAND_TARGET, key.scope, key.name)
-                    if current is not None and current.spec.channel == self._channel:
-                        self._index.note(current)
+                    self._book.noted(event.resource.key)
 
     # Issuing.
 
@@ -125,7 +138,7 @@ class Commands:
         )
         command = self._clock.token_bytes(ID_BYTES).hex()
         below = targets_scope(scope, command)
-        first = {name: State.HELD if hold else self._first_state(name, wait=wait) for name in targets}
+        first = self._delivery.first_states(targets, wait=wait, hold=hold)
         spec = CommandSpec(
             channel=self._channel,
             verb=verb,
@@ -140,7 +153,7 @@ class Commands:
         def change(draft: Draft) -> tuple[Command, list[CommandTarget]]:
             deliver_by_ns = draft.now_ns + round(deliver_within_seconds * NS)
             issued, made = steps.write_down(
-                draft, scope, command, spec=spec, first=first, deliver_by_ns=deliver_by_ns
+                draft, scope, command, spec=spec, first=first(draft), deliver_by_ns=deliver_by_ns
             )
             if beside is not None:
                 beside.write(draft, issued)
@@ -153,103 +166,86 @@ class Commands:
             done = await self._store.transact(change, actor=actor, action=f"command.{verb}", touches=touches)
             issued, made = done.value
             for target in made:
-                self._index.note(target)
-            await self._deliver(target.key for target in made if state_of(target) is State.SENT)
-            await self._look_again(target.key for target in made if state_of(target) is State.WAITING)
+                self._book.noted(target.key)
+            sent = (target.key for target in made if state_of(target) is State.SENT)
+            await self._delivery.deliver(sent)
+            waiting = (target.key for target in made if state_of(target) is State.WAITING)
+            await self._delivery.look_again(waiting)
             return issued
 
         # Else what is written down as sent would be sent to nobody if the issuer left meanwhile.
         return await finish(written_and_sent())
-
-    def _first_state(self, target: str, *, wait: bool) -> State:
-        if self._courier.is_present(target):
-            return State.SENT if self._courier.has_room(target) else State.WAITING
-        return State.WAITING if wait else State.UNDELIVERABLE
 
     async def release(self, command: Command, targets: Sequence[str]) -> None:
         """Let a held command go to some of its targets."""
         below = targets_scope(command.scope, command.name)
         for start in range(0, len(targets), BATCH):
             moves = [
-                Move(
-                    key=COMMAND_TARGET.key(below, name),
-                    steps=(Step.RELEASE, *self._going(name, wait=command.spec.wait)),
-                    detail=steps.AWAY,
-                )
+                self._delivery.released(COMMAND_TARGET.key(below, name), name, wait=command.spec.wait)
                 for name in targets[start : start + BATCH]
             ]
-            moved = await self._move(moves)
-            await self._deliver(moved)
-            await self._look_again(moved)
-
-    async def _look_again(self, keys: Iterable[Key]) -> None:
-        """What was written down as waiting: its target may have got room, or gone, meanwhile."""
-        away = []
-        for key in keys:
-            target = self._find(key)
-            command = self._of_target(target) if target is not None else None
-            if target is None or command is None or state_of(target) is not State.WAITING:
-                continue
-            if self._courier.is_present(target.spec.target):
-                await self.room(target.spec.target)
-            elif not command.spec.wait:
-                away.append(Move(key=key, steps=(Step.NOBODY,), detail=steps.AWAY))
-        await self._move(away)
-
-    def _going(self, target: str, *, wait: bool) -> tuple[Step, ...]:
-        match self._first_state(target, wait=wait):
-            case State.SENT:
-                return (Step.HAND_OVER,)
-            case State.UNDELIVERABLE:
-                return (Step.NOBODY,)
-            case _:
-                return ()
+            moved = await self._book.move(moves)
+            await self._delivery.deliver(moved)
+            await self._delivery.look_again(moved)
 
     # What happens to targets.
 
-    async def arrived(self, target: str) -> None:
+    async def arrived(self, target: str, *, session: int | None = None) -> None:
         """The target opened a session: send what waits, and again what may have been lost, in order."""
-        await self.renewed(target)
+        await self.renewed(target, session=session)
         await self.room(target)
 
-    async def renewed(self, target: str) -> None:
+    async def renewed(self, target: str, *, session: int | None = None) -> None:
         """What an older session was to deliver may not have arrived, and waits for the next one.
 
         To be called before that one is open, where it could be given something meanwhile: what it has
-        would be taken for what the older one lost.
+        would be taken for what the older one lost. Among several servers, `session` is the one that
+        begins; without it, that which presence names.
         """
-        await self._move([Move(key=key, steps=(Step.NEW_SESSION,)) for key in self._index.of(target)])
+        renewing = partial(Move, steps=(Step.NEW_SESSION,), only_if=self._sessions.renewing(session))
+        await self._book.move([renewing(key=key) for key in self._index.of(target)])
 
     async def room(self, target: str) -> None:
         """The target can take something: send what waits, in order, for as long as it can."""
-        for key in self._index.of(target):
-            if not (self._courier.is_present(target) and self._courier.has_room(target)):
-                return
-            found = self._find(key)
-            if found is not None and state_of(found) is State.WAITING:
-                await self._deliver(await self._move([Move(key=key, steps=(Step.HAND_OVER,))]))
+        await self._delivery.room(target)
 
-    async def lost(self, target: str, *, detail: str = "the session ended", recognises: bool = True) -> None:
+    async def lost(
+        self,
+        target: str,
+        *,
+        session: int | None = None,
+        detail: str = "the session ended",
+        recognises: bool = True,
+    ) -> None:
         """The target's session ended: nobody will answer for what cannot be sent again.
 
-        That is everything it may have, if it does not recognise what it has seen.
+        That is everything it may have, if it does not recognise what it has seen. Among several servers,
+        `session` is the one that ended, and only what was sent in it is lost; without it, what was sent in
+        sessions that presence does not name.
         """
-        await self._lose(self._index.of(target), detail, recognises=recognises)
+        await self._lose(self._index.of(target), detail, session=session, recognises=recognises)
 
     async def all_lost(self, *, detail: str = "the server was restarted") -> None:
-        """No target has a session, as after a restart."""
+        """No target has a session, as after a restart; among several servers, those whose presence is not
+        there any more."""
         await self._lose(self._index.everything(), detail)
 
-    async def _lose(self, keys: Iterable[Key], detail: str, *, recognises: bool = True) -> None:
+    async def _lose(
+        self, keys: Iterable[Key], detail: str, *, session: int | None = None, recognises: bool = True
+    ) -> None:
         moves = []
         for key in keys:
-            target = self._find(key)
-            command = self._of_target(target) if target is not None else None
-            if target is not None and command is not None:
-                lost = Step.LOST if recognises or state_of(target) not in UNDER_WAY else Step.FAILED
-                leaving = (lost,) if command.spec.wait else (lost, Step.NOBODY)
-                moves.append(Move(key=key, steps=leaving, detail=detail))
-        await self._move(moves)
+            target = self._book.find(key)
+            command = self._book.command_of(target) if target is not None else None
+            if target is None or command is None or target.status is None:
+                continue
+            if session is None and not self._sessions.may_be_lost(self._store, target.spec, target.status):
+                continue
+            lost = Step.LOST if recognises or state_of(target) not in UNDER_WAY else Step.FAILED
+            leaving = (lost,) if command.spec.wait else (lost, Step.NOBODY)
+            only_if = self._sessions.losing(session)
+            moves.append(Move(key=key, steps=leaving, detail=detail, only_if=only_if))
+        await self._book.move(moves)
 
     async def started(self, target: str, command: str) -> bool:
         return await self._word(target, command, Step.STARTED, "")
@@ -272,15 +268,21 @@ class Commands:
 
     async def _word(self, target: str, command: str, step: Step, detail: str, result: bytes = b"") -> bool:
         key = self._index.place(command, target)
-        move = Move(key=key, steps=(step,), detail=detail, result=result) if key is not None else None
-        moved = await self._move([move]) if move is not None else ()
+        if key is None and self._sessions.shared:  # it may have been sent by a server that we are behind
+            await self._store.confirmed()
+            key = self._index.place(command, target)
+        moved: Sequence[Key] = ()
+        if key is not None:
+            session = self._sessions.here(target) or 0
+            move = Move(key=key, steps=(step,), detail=detail, result=result, session=session)
+            moved = await self._book.move([move])
         self.ignored += not moved
         return bool(moved)
 
     async def removed(self, target: str) -> None:
         """There is no such target any more."""
         gone = partial(Move, steps=(Step.REMOVED,), detail="the target was removed")
-        await self._move([gone(key=key) for key in self._index.of(target)])
+        await self._book.move([gone(key=key) for key in self._index.of(target)])
 
     async def cancel(
         self,
@@ -313,13 +315,13 @@ class Commands:
         A target may get the command while this is written, so what it was before does not say that it has
         nothing to be told.
         """
-        before = {key: found for key in keys if (found := self._find(key)) is not None}
+        before = {key: found for key in keys if (found := self._book.find(key)) is not None}
         moves = [
             Move(key=key, steps=(step,), detail=detail, stops=self._stops(target.name))
             for key, target in before.items()
         ]
-        for key in await self._move(moves, actor=actor):
-            target, now = before[key], self._find(key)
+        for key in await self._book.move(moves, actor=actor):
+            target, now = before[key], self._book.find(key)
             handed_over = now is not None and now.status is not None and now.status.deliveries > 0
             if handed_over or state_of(target) in UNDER_WAY:
                 self._courier.recall(target.spec.target, target.spec.command, detail)
@@ -339,12 +341,6 @@ class Commands:
     def targets(self, command: Command) -> Sequence[CommandTarget]:
         return self._store.list(COMMAND_TARGET, targets_scope(command.scope, command.name))
 
-    def _find(self, key: Key) -> CommandTarget | None:
-        return self._store.get(COMMAND_TARGET, key.scope, key.name)
-
-    def _of_target(self, target: CommandTarget) -> Command | None:
-        return self._store.get(COMMAND, target.spec.command_scope, target.spec.command)
-
     def _command(self, scope: str, name: str) -> Command:
         found = self._store.get(COMMAND, scope, name)
         if found is None:
@@ -362,7 +358,7 @@ class Commands:
         now_ns = self._clock.now_ns()
         overdue, retried = [], set()
         for key in self._index.late(now_ns):
-            target = self._find(key)
+            target = self._book.find(key)
             due = due_ns(target) if target is not None else None
             if due is None:
                 continue
@@ -389,53 +385,11 @@ class Commands:
             keys = [command.key, *(target.key for target in self.targets(command))]
             await self._store.transact(
                 partial(steps.forget, keys=keys),
-                actor=self._actor,
+                actor=self._book.actor,
                 action="command.sweep",
                 touches=keys,
             )
         return len(old)
-
-    # Writing.
-
-    async def _deliver(self, keys: Iterable[Key]) -> None:
-        """Send what is written down as sent; take back what no session took."""
-        returned = []
-        for key in keys:
-            target = self._find(key)
-            if target is None or state_of(target) is not State.SENT:
-                continue  # cancelled or answered meanwhile
-            command = self._of_target(target)
-            name = target.spec.target
-            if command is None or self._courier.deliver(name, command):
-                continue
-            busy = self._courier.is_present(name) and not self._courier.has_room(name)
-            back = (Step.TURN_BACK,) if command.spec.wait or busy else (Step.TURN_BACK, Step.NOBODY)
-            returned.append(Move(key=key, steps=back, detail="no session took it"))
-        await self._move(returned)
-        retry_ns = self._clock.now_ns() + round(self._limits.retry_seconds * NS)
-        for move in returned:
-            self._index.look_again(retry_ns, move.key)
-
-    async def _move(self, moves: Sequence[Move], *, actor: str = "") -> list[Key]:
-        """Take steps; the keys of those targets for which they meant something."""
-        moved: list[Key] = []
-        for start in range(0, len(moves), BATCH):
-            batch = moves[start : start + BATCH]
-            touches = {move.key for move in batch}
-            for key in tuple(touches):
-                target = self._find(key)
-                if target is not None:
-                    touches.add(COMMAND.key(target.spec.command_scope, target.spec.command))
-            done = await self._store.transact(
-                partial(steps.take, moves=batch),
-                actor=actor or self._actor,
-                action="command.step",
-                touches=touches,
-            )
-            for target in done.value:
-                self._index.note(target)
-            moved += [target.key for target in done.value]
-        return moved
 
 
 _STEPS = {outcome: step for step, outcome in WORDS.items()}

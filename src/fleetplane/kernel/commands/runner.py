@@ -15,10 +15,13 @@ SWEEP_SECONDS = 3600.0
 
 
 async def run(commands: Commands, clock: Clock, attention: Attention | None = None) -> None:
-    """Until cancelled. Nothing times out right after a gap of the server's own; see `attention`."""
+    """Until cancelled. Nothing times out right after a gap of the server's own; see `attention`.
+
+    Of several servers, the one that has the seat runs this; the others, `Commands.run_here` alone.
+    """
     attention = attention or Attention(clock)
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(commands.follow(), name="commands/follow")
+        tasks.create_task(commands.run_here(), name="commands/here")
         tasks.create_task(_keep_deadlines(commands, clock, attention), name="commands/deadlines")
 
 

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -33,6 +33,10 @@ AWAY = "the target is away"
 MAY_FINISH = "told to stop; may finish"
 
 
+Condition = Callable[[Draft, TargetSpec, TargetStatus], bool]
+"""Whether a step concerns a target as it is in a transaction."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
     """Steps for one target, taken in order and together."""
@@ -43,13 +47,23 @@ class Move:
     result: bytes = b""
     stops: bool = True
     """Whether the target can stop what it has; one that cannot is only told to."""
+    session: int = 0
+    """The session in which it is handed over, or in which the target says something."""
+    only_if: Mapping[Step, Condition] = field(default_factory=dict)
+    """Steps that are passed over unless this holds when they are decided."""
 
 
-def begun(state: State, spec: CommandSpec, now_ns: int) -> TargetStatus:
+def begun(state: State, spec: CommandSpec, now_ns: int, session: int = 0) -> TargetStatus:
     if state is not State.SENT:
         detail = AWAY if state is State.UNDELIVERABLE else ""
         return TargetStatus(state=state, changed_at_ns=now_ns, detail=detail)
-    return TargetStatus(state=state, changed_at_ns=now_ns, deliveries=1, run_by_ns=now_ns + spec.run_for_ns)
+    return TargetStatus(
+        state=state,
+        changed_at_ns=now_ns,
+        deliveries=1,
+        run_by_ns=now_ns + spec.run_for_ns,
+        session=session,
+    )
 
 
 def write_down(
@@ -58,10 +72,10 @@ def write_down(
     command: str,
     *,
     spec: CommandSpec,
-    first: Mapping[str, State],
+    first: Mapping[str, tuple[State, int]],
     deliver_by_ns: int,
 ) -> tuple[Command, list[CommandTarget]]:
-    """A new command with all its targets, each in its first state."""
+    """A new command with all its targets, each in its first state and in the session that it is sent in."""
     below = targets_scope(scope, command)
     made = [
         draft.put(
@@ -76,12 +90,13 @@ def write_down(
                 target=name,
                 deliver_by_ns=deliver_by_ns,
             ),
-            status=begun(state, spec, draft.now_ns),
+            status=begun(state, spec, draft.now_ns, session),
             expect=ABSENT,
         )
-        for name, state in first.items()
+        for name, (state, session) in first.items()
     ]
-    status = counted(CommandStatus(open=len(made)), first.values(), draft.now_ns)
+    states = (state for state, _ in first.values())
+    status = counted(CommandStatus(open=len(made)), states, draft.now_ns)
     return draft.put(COMMAND, scope, command, spec=spec, status=status, expect=ABSENT), made
 
 
@@ -94,7 +109,7 @@ def take(draft: Draft, moves: Sequence[Move]) -> list[CommandTarget]:
         command = draft.get(COMMAND, target.spec.command_scope, target.spec.command) if target else None
         if target is None or command is None:
             continue
-        status = _taken(target, move, command.spec, draft.now_ns)
+        status = _taken(draft, target, move, command.spec)
         if status == target.status:
             continue
         changed.append(
@@ -106,11 +121,16 @@ def take(draft: Draft, moves: Sequence[Move]) -> list[CommandTarget]:
     return changed
 
 
-def _taken(target: CommandTarget, move: Move, command: CommandSpec, now_ns: int) -> TargetStatus:
-    status = target.status
+def _taken(draft: Draft, target: CommandTarget, move: Move, command: CommandSpec) -> TargetStatus:
+    status, now_ns = target.status, draft.now_ns
     assert status is not None
     overdue = now_ns >= target.spec.deliver_by_ns
     for asked in move.steps:
+        condition = move.only_if.get(asked)
+        if condition is not None and not condition(draft, target.spec, status):
+            continue
+        if asked is Step.TOO_LATE and now_ns < (_due_ns(target.spec, status) or 0):
+            continue  # it was another state's deadline, or another clock's
         if asked is Step.CANCEL and not move.stops and status.state in UNDER_WAY:
             if not status.told_to_stop:
                 status = msgspec.structs.replace(
@@ -133,8 +153,20 @@ def _taken(target: CommandTarget, move: Move, command: CommandSpec, now_ns: int)
             detail="" if state in OPEN else _words(status, state, move),
             told_to_stop=status.told_to_stop and state is not State.WAITING,
             result=b"" if state in OPEN else move.result,
+            session=_session(status, state, step, move),
         )
     return status
+
+
+def _session(status: TargetStatus, state: State, step: Step, move: Move) -> int:
+    """The session in which its outcome is awaited: the one that it was sent in, or that says it began."""
+    if state is State.WAITING:
+        return 0
+    return move.session if step in (Step.HAND_OVER, Step.STARTED) else status.session
+
+
+def _due_ns(spec: TargetSpec, status: TargetStatus) -> int | None:
+    return status.run_by_ns if status.state in UNDER_WAY else spec.deliver_by_ns
 
 
 def _words(status: TargetStatus, state: State, move: Move) -> str:
