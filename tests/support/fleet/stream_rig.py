@@ -68,7 +68,12 @@ class EchoProtocol:
                 raise PermissionDenied("somebody else is here")
 
         found = await enter(
-            first.agent_id, live, principal=first.agent_id, check=check, settle=self._settle_before
+            first.agent_id,
+            live,
+            principal=first.agent_id,
+            check=check,
+            settle=self._settle_before,
+            hello_at_ns=first.timestamp,
         )
         self.said.append("entered")
         if self.fail_after_entering:

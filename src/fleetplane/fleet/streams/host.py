@@ -2,10 +2,11 @@
 
 The first message proves which agent it is. One task reads and one writes; outgoing messages wait in
 the session's bounded queue. A newer stream of the same agent supersedes the older one, whose
-unfinished work is settled before the newer stream opens. An agent that does not read is disconnected
-after a write time-out. An agent that sends faster than the policy allows is read at that rate: it
-feels back-pressure, and nothing is dropped. A revocation ends the stream at once, also while a write
-is blocked. When the server stops, each agent gets a last message first.
+unfinished work is settled before the newer stream opens; on several servers the newest supersedes
+those on all of them, and the server of an older one settles that. An agent that does not read is
+disconnected after a write time-out. An agent that sends faster than the policy allows is read at that
+rate: it feels back-pressure, and nothing is dropped. A revocation ends the stream at once, also while
+a write is blocked. When the server stops, each agent gets a last message first.
 
 Admission, the meaning of messages and the wording of the end belong to the domain: its
 `StreamProtocol`. Messages are whatever the transport delivers: bytes, or decoded messages.
@@ -15,14 +16,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 import structlog
 
 from fleetplane.fleet.streams.presence import L, Out, Presences
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import Unavailable
+from fleetplane.kernel.errors import Conflict, Unavailable
+from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.sessions.sessions import STOPPING, SUPERSEDED, Session, Sessions
 from fleetplane.rpc import CallContext, Rate
 from fleetplane.rpc.admission import Bucket
@@ -75,12 +79,17 @@ class Entrance(Protocol[Out, L]):
         serial: int | None = None,
         check: Callable[[L], None] | None = None,
         settle: Callable[[], Awaitable[None]] | None = None,
+        hello_at_ns: int = 0,
+        digest: bytes = b"",
     ) -> L:
         """Ends the agent's older stream and settles it, then opens a session and makes a `Live` of it.
 
-        `check` raises if an older stream must not be superseded. `settle` is awaited while the agent has
-        no open stream; it handles what an earlier stream or an earlier server process left unfinished.
-        Raises if the caller was revoked meanwhile, or too many sessions are open.
+        Where several servers share the store, a hello whose time or digest was accepted before, by any of
+        them, is refused (`ReplayedHello`), and ends nothing. `check` raises if an older stream of this server
+        must not be superseded. `settle` is awaited while the agent has no open stream here; it handles what
+        an earlier stream or an earlier server process left unfinished.
+        Raises if the caller was revoked meanwhile, too many sessions are open, or the agent has begun a newer
+        session on another server.
         """
 
 
@@ -119,15 +128,23 @@ class StreamHost(Generic[In, Out, L]):
         sessions: Sessions,
         clock: Clock,
         policy: StreamPolicy,
+        whereabouts: Whereabouts | None = None,
     ) -> None:
-        """`stream` names the kind of stream in the sessions."""
+        """`stream` names the kind of stream in the sessions; `whereabouts` are those of its agents.
+
+        Without them, a stream is superseded by newer ones of this server alone.
+        """
         self._protocol = protocol
         self._stream = stream
         self._presences = presences
         self._sessions = sessions
         self._clock = clock
         self._policy = policy
+        self._whereabouts = whereabouts
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping = False
+        if whereabouts is not None:
+            whereabouts.on_moved(self._moved)
 
     def __repr__(self) -> str:
         return f"<StreamHost {self._stream} {self._presences!r}>"
@@ -181,23 +198,31 @@ class StreamHost(Generic[In, Out, L]):
             serial: int | None = None,
             check: Callable[[L], None] | None = None,
             settle: Callable[[], Awaitable[None]] | None = None,
+            hello_at_ns: int = 0,
+            digest: bytes = b"",
         ) -> L:
             assert not entered, "a stream enters once"
-            while True:
-                await self._make_way(agent, check)
-                if settle is not None:
-                    await settle()
-                if self._holder(agent) is None:
-                    break
-            if self._stopping:
-                raise Unavailable("the server is shutting down")
-            # Nothing is awaited from here on: of two that waited for the same place, one has it.
-            session: Session[Out] = self._sessions.open(
-                agent, self._stream, limit=self._policy.queue_limit, principal=principal, serial=serial
-            )
-            entered.append(live(session))
-            self._presences.came(entered[0])
-            return entered[0]
+            async with self._placed(agent, check, hello_at_ns=hello_at_ns, digest=digest) as place:
+                while True:
+                    await self._make_way(agent, check if place is None else None)
+                    if settle is not None:
+                        await settle()
+                    if self._holder(agent) is None:
+                        break
+                if self._stopping:
+                    raise Unavailable("the server is shutting down")
+                self._check_place(agent, place)
+                # Nothing is awaited from here on: of two that waited for the same place, one has it.
+                session: Session[Out] = self._sessions.open(
+                    agent, self._stream, limit=self._policy.queue_limit, principal=principal, serial=serial
+                )
+                made = live(session)
+                made.place = place or 0
+                if place is None and self._whereabouts is not None:
+                    self._whereabouts.enter_alone(agent)
+                entered.append(made)
+                self._presences.came(made)
+                return made
 
         try:
             return await self._protocol.admit(first, context, enter)
@@ -206,6 +231,41 @@ class StreamHost(Generic[In, Out, L]):
                 live.session.close()
                 await self._settle(live)
             raise
+
+    @asynccontextmanager
+    async def _placed(
+        self, agent: str, check: Callable[[L], None] | None, *, hello_at_ns: int, digest: bytes
+    ) -> AsyncIterator[int | None]:
+        """Begin the agent's session among all servers, and end it if the stream does not open.
+
+        None where there is only one server. Before the older stream ends: a hello that is refused must not
+        end it. Of two streams of one agent that begin here at once, the later is checked against the earlier.
+        """
+        where = self._whereabouts
+        if where is None or not where.shared:
+            yield None
+            return
+        async with self._turns.setdefault(agent, asyncio.Lock()):
+            if check is not None and (older := self._presences.get(agent)) is not None:
+                check(older)
+            place = await where.enter(agent, hello_at_ns=hello_at_ns, digest=digest)
+            try:
+                yield place
+            except BaseException:
+                where.leaving(agent, place)
+                raise
+
+    def _check_place(self, agent: str, place: int | None) -> None:
+        if place is None or self._whereabouts is None or self._whereabouts.session_here(agent) == place:
+            return
+        raise Conflict("superseded", hint="a newer session of the same agent has begun")
+
+    def _moved(self, agent: str, session: int) -> None:
+        """The agent has a newer session on another server."""
+        live = self._presences.current(agent)
+        if live is not None and live.place == session:
+            live.moved = True
+            live.session.close(SUPERSEDED)
 
     def _holder(self, agent: str) -> L | None:
         """The agent's current stream, until it is settled."""
@@ -285,8 +345,7 @@ class StreamHost(Generic[In, Out, L]):
                 continue
             settling = live.settling = asyncio.get_running_loop().create_future()
             try:
-                if self._presences.current(live.agent) is live:
-                    await (self._left(live) if own else self._protocol.left(live))
+                await (self._left(live) if own else self._leave(live))
             except asyncio.CancelledError:
                 live.settling = settling if own else None
                 raise
@@ -303,12 +362,22 @@ class StreamHost(Generic[In, Out, L]):
         cancelled: asyncio.CancelledError | None = None
         for _ in range(SETTLE_ATTEMPTS):
             try:
-                await self._protocol.left(live)
+                await self._leave(live)
                 break
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is not None:
             raise cancelled
+
+    async def _leave(self, live: L) -> None:
+        """First say that the session has ended, and to which server: only then is it known what to write."""
+        if self._whereabouts is not None:
+            if live.departing is None:
+                live.departing = self._whereabouts.leaving(live.agent, live.place)
+            if not await asyncio.shield(live.departing):
+                live.moved = True
+        if self._presences.current(live.agent) is live:
+            await self._protocol.left(live)
 
     async def _end(self, live: L, context: CallContext, error: Exception | None) -> None:
         """Send the reason of the end, unless the agent ended the stream."""

@@ -37,6 +37,12 @@ class Live(Generic[Out, F]):
     since_ns: int
     heard_ns: int
     """When its last verified message arrived."""
+    place: int = 0
+    """The number of its session among all servers (`kernel/presence`); 0 on a database file."""
+    moved: bool = False
+    """Its agent has a newer session, here or elsewhere: nothing is written about the agent for this one."""
+    departing: asyncio.Future[bool] | None = None
+    """There once the stream has ended; whether the agent had no newer session then."""
     flights: dict[str, F] = field(default_factory=dict)
     """By the command's id, as the ledger writes it."""
     settling: asyncio.Future[None] | None = None

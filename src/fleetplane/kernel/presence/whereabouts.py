@@ -93,7 +93,7 @@ class Whereabouts:
         """The session of each agent that is here, where it is stored."""
         self._alone: Counter[str] = Counter()
         """Sessions of each agent here, where none is stored: an older may end after a newer began."""
-        self._moved: Callable[[str, int], None] = _nobody
+        self._moved: list[Callable[[str, int], None]] = []
         self._entering: list[_Entering] = []
         self._leaving: list[_Leaving] = []
         self._news = asyncio.Event()
@@ -127,7 +127,7 @@ class Whereabouts:
 
     def on_moved(self, tell: Callable[[str, int], None]) -> None:
         """Tell of each session of this server that was replaced: its stream is closed, nothing is written."""
-        self._moved = tell
+        self._moved.append(tell)
 
     # Coming and going.
 
@@ -137,8 +137,7 @@ class Whereabouts:
         Raises `ReplayedHello` for a hello that is not newer than the last one that was accepted.
         """
         if not self.shared:
-            self._alone[agent] += 1
-            return ALONE_SESSION
+            return self.enter_alone(agent)
         if self._ended:
             raise Unavailable("the server is shutting down")
         check_key(self.key(agent))  # one that could not be stored would fail those who come with it
@@ -149,22 +148,36 @@ class Whereabouts:
         self._news.set()
         return await done
 
+    def enter_alone(self, agent: str) -> int:
+        """The same on a database file, where nobody has to be asked."""
+        assert not self.shared, "other servers must be told"
+        self._alone[agent] += 1
+        return ALONE_SESSION
+
     async def leave(self, agent: str, session: int) -> bool:
         """End a session, once for each that was entered; True if the agent had no newer one.
 
         If its caller is cancelled, the session ends all the same.
         """
+        return await asyncio.shield(self.leaving(agent, session))
+
+    def leaving(self, agent: str, session: int) -> asyncio.Future[bool]:
+        """The same for who cannot wait, or wants to ask again: shared, wait for it and do not cancel it."""
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if not self.shared:
             self._alone[agent] -= 1
-            if self._alone[agent] > 0:
-                return False
-            del self._alone[agent]
-            return True
+            done.set_result(self._alone[agent] <= 0)
+            if self._alone[agent] <= 0:
+                del self._alone[agent]
+            return done
         if self._here.get(agent) == session:
             del self._here[agent]
         if self._ended or self.named(self._store, agent) != session:
-            return False
-        return await self._end_later(agent, session)
+            done.set_result(False)
+            return done
+        self._leaving.append(_Leaving(agent=agent, session=session, done=done))
+        self._news.set()
+        return done
 
     def key(self, agent: str) -> Key:
         """What a transaction touches that calls `forget_in`."""
@@ -287,18 +300,12 @@ class Whereabouts:
             if not one.done.done():
                 one.done.set_exception(ReplayedHello("the hello is not newer than the last one"))
         elif one.done.done():  # cancelled meanwhile: nobody else would end it
-            self._end_later(one.agent, session)
+            self.leaving(one.agent, session)
         elif self.named(self._store, one.agent) != session:
             one.done.set_exception(Conflict("superseded", hint="a newer session of the same agent has begun"))
         else:
             self._here[one.agent] = session
             one.done.set_result(session)
-
-    def _end_later(self, agent: str, session: int) -> asyncio.Future[bool]:
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._leaving.append(_Leaving(agent=agent, session=session, done=done))
-        self._news.set()
-        return done
 
     # Following.
 
@@ -321,7 +328,8 @@ class Whereabouts:
             session = self._here.get(agent)
             if session is not None and self.named(self._store, agent) != session:
                 del self._here[agent]
-                self._moved(agent, session)
+                for tell in self._moved:
+                    tell(agent, session)
 
     async def _find_orphans(self) -> NoReturn:
         """End sessions of this process that nobody here knows: of streams that ended with what had served
@@ -396,7 +404,3 @@ def _refused(error: FleetplaneError) -> FleetplaneError:
     if isinstance(error, OutcomeUnknown):
         return Unavailable("the session could not be written", hint="come again")
     return error
-
-
-def _nobody(_agent: str, _session: int) -> None:
-    pass
