@@ -21,6 +21,7 @@ LAYERS = (
     "backups",
     "offline",
     "standby_reads",
+    "front",
     "assembly",
     "audit_keeper",
     "endpoints",

@@ -12,6 +12,7 @@ from support.shared.storekit import SCOPE, THING, put
 
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import SettingsError, Unavailable
+from fleetplane.kernel.store.engine import Author
 from fleetplane.kernel.store.servers import seat
 from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS
 from fleetplane.read_gate import ReadGate, StandsBy
@@ -40,8 +41,8 @@ async def asked(app: Any, scope: dict[str, Any]) -> tuple[int, bytes]:
 
 def test_a_standby_answers_reads_once_it_is_up_to_date_and_nothing_else() -> None:
     async def work(servers: Pair) -> None:
-        gate = ReadGate(servers.standby, servers.standby.store.reader(), writes=False)
-        assert [gate.is_open(needs) for needs in Needs] == [False, False, True]
+        gate = ReadGate(servers.standby, servers.standby.store.reader(), active=False)
+        assert [gate.is_open(needs) for needs in Needs] == [False, False, False, True]
         with pytest.raises(StandsBy, match="one is active"):
             await gate.passed(Needs.ACTIVE)
         for number in range(5):
@@ -53,53 +54,45 @@ def test_a_standby_answers_reads_once_it_is_up_to_date_and_nothing_else() -> Non
     with_pair(work)
 
 
-def test_the_server_that_alone_writes_answers_at_once_while_its_seat_is_its_own() -> None:
+def test_the_active_server_asks_before_every_answer_since_others_write_too() -> None:
     async def work(servers: Pair) -> None:
-        gate = ReadGate(servers.first, servers.active, writes=True)
-        before = servers.first.index.looks
-        assert all(gate.is_open(needs) for needs in Needs)
-        assert servers.first.index.looks == before
+        gate, index = ReadGate(servers.first, servers.active, active=True), servers.first.index
+        assert [gate.is_open(needs) for needs in Needs] == [False, False, False, True]
+        before = index.looks
+        for needs in (Needs.ACTIVE, Needs.STORE, Needs.WRITES):
+            await gate.passed(needs)
+        assert index.looks == before + 3
         # Stopped and woken: what waited in its sockets is handled before it learns that it was replaced.
         servers.first.seat.heard -= seat.GIVE_UP_SECONDS + 1
-        assert not gate.is_open(Needs.STORE)
         servers.first_link.cut = True
         with pytest.raises(Unavailable):
             await gate.passed(Needs.STORE)
-        assert gate.is_open(Needs.ACTIVE), "writes are refused by the database, which knows the term"
         servers.first_link.cut = False
 
     with_pair(work)
 
 
-def test_a_server_that_writes_beside_others_asks_before_every_answer() -> None:
+def test_what_may_write_on_a_server_that_stands_by_is_let_and_nothing_else() -> None:
     async def work(servers: Pair) -> None:
-        gate = ReadGate(servers.first, servers.active, writes=True)
-        servers.active.exclusive = False
-        try:
-            assert [gate.is_open(needs) for needs in Needs] == [False, False, True]
-            before = servers.first.index.looks
-            await gate.passed(Needs.ACTIVE)
-            await gate.passed(Needs.STORE)
-            assert servers.first.index.looks == before + 2
-        finally:
-            servers.active.exclusive = True
+        store = servers.standby.store.reader(lambda: StandsBy("one is active"))
+        gate = ReadGate(servers.standby, store, active=False)
 
-    with_pair(work)
-
-
-def test_what_other_servers_write_is_asked_for_by_the_active_one_in_every_family_that_shows_it() -> None:
-    async def work(servers: Pair) -> None:
         async def app(_scope: Any, _receive: Any, send: Any) -> None:
+            await put(store, "z", 1)
             await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": b"ok"})
 
-        gate, index = ReadGate(servers.first, servers.active, writes=True), servers.first.index
-        for needs, looks in ((Needs.STORE, 1), (Needs.ACTIVE, 0)):
-            before = index.looks
-            mounted = gate.mount(Mount(path="/v1/x", app=app, needs=needs))
-            assert await asked(mounted.app, READS) == (200, b"ok")
-            assert await asked(mounted.app, {**READS, "method": "POST"}) == (200, b"ok")
-            assert index.looks - before == looks
+        async with servers.standby.store.written(Author("two", 1)):
+            await gate.passed(Needs.WRITES)
+            with gate.inside(Needs.WRITES):
+                await put(store, "x", 1)
+            assert store.get(THING, SCOPE, "x") is not None
+            for needs in (Needs.STORE, Needs.NOTHING, Needs.ACTIVE):
+                with gate.inside(needs), pytest.raises(StandsBy):
+                    await put(store, "y", 1)
+            mounted = gate.mount(Mount(path="/z", app=app, needs=Needs.WRITES))
+            assert (await asked(mounted.app, READS))[0] == 200
+            with pytest.raises(StandsBy):
+                await asked(gate.mount(Mount(path="/z", app=app, needs=Needs.STORE)).app, READS)
 
     with_pair(work)
 
@@ -115,7 +108,7 @@ def test_a_secret_that_cannot_be_read_keeps_nobody_waiting() -> None:
     async def work(servers: Pair) -> None:
         store, loop = servers.standby.store.reader(), asyncio.get_running_loop()
         store.keep_fresh(Stuck())
-        gate, begun = ReadGate(servers.standby, store, writes=False), loop.time()
+        gate, begun = ReadGate(servers.standby, store, active=False), loop.time()
         with pytest.raises(Unavailable, match="a secret that has changed"):
             await gate.passed(Needs.STORE)
         assert loop.time() - begun <= 2 * FRESH_SECONDS
@@ -133,15 +126,12 @@ def test_routes_stand_behind_the_same_gate() -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"ok"})
 
-        gate = ReadGate(servers.standby, store, writes=False)
+        gate = ReadGate(servers.standby, store, active=False)
         mounted = gate.mount(Mount(path="/x", app=app, summary="s", is_page=True, needs=Needs.STORE))
         assert (mounted.path, mounted.summary, mounted.is_page) == ("/x", "s", True)
         await put(servers.active, "x", 1)
         assert await asked(mounted.app, READS) == (200, b"ok")
         assert seen[0] is not None
-        status, body = await asked(mounted.app, {**READS, "method": "POST"})
-        assert (status, b"one is active" in body, len(seen)) == (503, True, 1)
-        assert (await asked(mounted.app, {"type": "websocket", "path": "/x"}))[0] == 1013
         await _not_reads(gate, app)
         assert len(seen) == 1
         servers.link.cut = True
@@ -156,6 +146,7 @@ async def _not_reads(gate: ReadGate, app: Any) -> None:
     refused = gate.mount(Mount(path="/y", app=app, summary="s", is_page=True))
     status, body = await asked(refused.app, READS)
     assert (status, b"one is active" in body, refused.path, refused.summary) == (503, True, "/y", "")
+    assert (await asked(refused.app, {"type": "websocket", "path": "/y"}))[0] == 1013
     document = Mount(path="/z", app=app, needs=Needs.NOTHING)
     assert gate.mount(document) is document
 

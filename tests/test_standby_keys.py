@@ -16,6 +16,8 @@ from fleetplane.kernel.identity.authority import FLEET
 from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings
+from fleetplane.kernel.watchdog import Watchdog
+from fleetplane.sections.process import TelemetrySettings
 from fleetplane.sim.clock import VirtualClock
 from fleetplane.standby_reads import StandbyReads, _Keys
 
@@ -37,14 +39,14 @@ async def test_a_key_that_changes_while_the_others_are_read_is_noticed(
 
         monkeypatch.setattr(Operators, "load", changing)
         given: Any = SimpleNamespace(master=lambda *, may_create: master)
-        reads = StandbyReads(SimpleNamespace(), given, (), clock)  # type: ignore[arg-type]
+        reads = StandbyReads(SimpleNamespace(), given, (), clock, Watchdog())  # type: ignore[arg-type]
         standby: Any = SimpleNamespace(store=store)
         async with contextlib.AsyncExitStack() as stack:
             await reads._kernel(standby, stack, keys)
         assert keys.changed
 
 
-async def test_a_server_that_stands_by_tells_what_the_active_one_measured_and_takes_nothing_itself(
+async def test_a_server_that_stands_by_tells_what_the_active_one_measured_and_takes_what_agents_say_there(
     tmp_path: Path, postgres: PostgresServer
 ) -> None:
     clock, url = VirtualClock(), postgres.database()
@@ -57,14 +59,18 @@ async def test_a_server_that_stands_by_tells_what_the_active_one_measured_and_ta
         await Authority.load_or_create(store, master, clock)
         await Operators.load(store, master, clock)
         given: Any = SimpleNamespace(master=lambda *, may_create: master)
-        settings: Any = SimpleNamespace(data_dir=str(tmp_path), store=SimpleNamespace(url=url))
+        settings: Any = SimpleNamespace(
+            data_dir=str(tmp_path), store=SimpleNamespace(url=url), telemetry=TelemetrySettings()
+        )
         measuring: Any = SimpleNamespace(keeps_telemetry=True)
         standby: Any = SimpleNamespace(store=store)
-        kernel = await StandbyReads(settings, given, (measuring,), clock)._kernel(standby, stack, _Keys())
+        reads = StandbyReads(settings, given, (measuring,), clock, Watchdog())
+        kernel = await reads._kernel(standby, stack, _Keys())
         assert kernel.telemetry is not None
         active.offer(lines=[line(1)])
         await active.flush()
         assert await bodies(kernel.telemetry) == [1]
-        assert not kernel.telemetry.offer(lines=[line(2)])
-        assert (await active.lines(asked())).total == 1
+        assert kernel.telemetry.offer(lines=[line(2)])
+        await kernel.telemetry.flush()
+        assert (await active.lines(asked())).total == 2
         assert list(tmp_path.glob("telemetry.db*")) == [], "no file of its own"

@@ -18,6 +18,8 @@ from fleetplane.domains.declaration import Declaration, load
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.objects import Objects
+from fleetplane.kernel.telemetry import TelemetryLimits
+from fleetplane.kernel.telemetry.values import DAY_SECONDS
 from fleetplane.sections.objects import ObjectStorageSettings
 from fleetplane.settings import Settings, domain_names
 
@@ -118,6 +120,18 @@ def shared_objects(settings: Settings) -> Objects | None:
                 hint=f'set {name}.storage = "s3", or {name}.directory to a folder that all servers share',
             )
     return None
+
+
+def telemetry_limits(settings: Settings) -> TelemetryLimits:
+    wanted = settings.telemetry
+    return TelemetryLimits(
+        points_age_seconds=wanted.points_days * DAY_SECONDS,
+        lines_age_seconds=wanted.lines_days * DAY_SECONDS,
+        size_bytes=wanted.size_mebibytes * 1024**2,
+        series=wanted.series,
+        tenant_series=wanted.tenant_series,
+        source_series=wanted.source_series,
+    )
 
 
 def _neighbours(settings: Settings, kernel: Kernel, *, stands_by: bool) -> Neighbours:

@@ -86,6 +86,7 @@ def compose(
         health.add_to(app)
         add_reflection(app)
         app.seal()
+        health.add_anywhere(app)
         apps[name] = app
     return apps
 

@@ -91,5 +91,5 @@ class Presenting:
 
     async def _renew(self) -> None:
         for spec in self._specs():
-            if spec.tls is not None:
+            if spec.tls is not None and spec.name in self._listeners:
                 await self._listeners[spec.name].renew(spec.tls)

@@ -1,16 +1,15 @@
 """The gate before every call and every route of a server that shares its database with others.
 
-Reads wait until memory is up to date, by the read index (`kernel/store/servers/read_index.py`). On a server
-that stands by, everything that needs the active one is refused, naming it. The resource API is written to on
-every server, so the active one asks the index for it, too. What it alone writes is in its memory once it was
-acknowledged, for as long as its seat is certainly its own. It is asked for that much, because a process that
-was stopped and is woken answers what waited in its sockets before it learns that it was replaced.
+Every server writes, so each asks the read index first (`kernel/store/servers/read_index.py`): what was
+acknowledged anywhere before the call came is in memory when it is answered, tokens and rights included. On a
+server that stands by, everything that needs the active one is refused, naming it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from fleetplane.kernel.errors import FleetplaneError, Unavailable
@@ -20,12 +19,6 @@ from fleetplane.kernel.store.servers.standby import Standby
 from fleetplane.rpc import Needs
 from fleetplane.web.apis import problems
 from fleetplane.web.ops import READS_ONLY, App, Mount, Receive, Scope, Send
-
-READING = frozenset({"GET", "HEAD", "OPTIONS"})
-WRITTEN_ANYWHERE = "/apis/"
-"""Below it lies what other servers write, too."""
-Anywhere = Callable[[str, str], bool]
-"""Whether a request, by its method and path, is carried out on servers that stand by."""
 
 
 class StandsBy(Unavailable):
@@ -46,17 +39,14 @@ def elsewhere(standby: Standby) -> StandsBy:
 class ReadGate:
     """For gRPC a `CallGate`; for routes see `mount`."""
 
-    def __init__(self, standby: Standby, store: Store, *, writes: bool) -> None:
-        """`store` is what domains read: with `store.exclusive` nobody else writes.
-
-        `writes` says whether this server answers everything, or stands by.
-        """
+    def __init__(self, standby: Standby, store: Store, *, active: bool) -> None:
+        """`store` is what domains are built on; `active` says whether this server answers everything."""
         self._standby = standby
         self._store = store
-        self._writes = writes
+        self._active = active
 
     def __repr__(self) -> str:
-        return f"<ReadGate {'writes' if self._writes else 'stands by'} {self._standby.index!r}>"
+        return f"<ReadGate {'active' if self._active else 'stands by'} {self._standby.index!r}>"
 
     @property
     def is_fresh(self) -> bool:
@@ -68,13 +58,11 @@ class ReadGate:
 
     def is_open(self, needs: Needs) -> bool:
         """Whether such a call may be answered as things are."""
-        if needs is Needs.NOTHING:
-            return True
-        return self._store.exclusive and (needs is Needs.ACTIVE or self._standby.index.holds_seat)
+        return needs is Needs.NOTHING
 
     async def passed(self, needs: Needs) -> None:
         """Return once memory has what was acknowledged anywhere before this was asked."""
-        if needs is Needs.ACTIVE and not self._writes:
+        if needs is Needs.ACTIVE and not self._active:
             raise self.elsewhere()
         await self._standby.index.confirm()
         try:
@@ -86,38 +74,40 @@ class ReadGate:
                 hint="ask another server",
             ) from None
 
-    def mount(self, one: Mount, anywhere: Anywhere = lambda _method, _path: False) -> Mount:
+    @contextmanager
+    def inside(self, needs: Needs) -> Iterator[None]:
+        """Let a call write that may, on a server that stands by."""
+        if needs is not Needs.WRITES:
+            yield
+            return
+        with self._store.writing_here():
+            yield
+
+    def mount(self, one: Mount) -> Mount:
         """The same routes behind the gate; refused as a whole where this server can answer none of them.
 
         They are mounted all the same: another application, at a shorter path, would say that there are none.
         """
         if one.needs is Needs.NOTHING:
             return one
-        if one.needs is Needs.ACTIVE and not self._writes:
+        if one.needs is Needs.ACTIVE and not self._active:
             return Mount(path=one.path, app=self._refusing)
-        asks = one.path.startswith(WRITTEN_ANYWHERE)
-        # Families of the domains show what is written there, by whichever server.
-        shows = one.needs is Needs.STORE
-        return replace(one, app=self._guarded(one.app, anywhere, asks=asks, shows=shows))
+        return replace(one, app=self._guarded(one.app, one.needs))
 
     async def _refusing(self, scope: Scope, _receive: Receive, send: Send) -> None:
         await _refuse(self.elsewhere(), scope, send)
 
-    def _guarded(self, app: App, anywhere: Anywhere, *, asks: bool, shows: bool) -> App:
+    def _guarded(self, app: App, needs: Needs) -> App:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-            method = scope["method"] if scope["type"] == "http" else ""
-            needs = Needs.STORE
-            if method not in READING and not anywhere(method, scope["path"]):
-                needs = Needs.ACTIVE
             try:
-                if asks or (shows and method in READING) or not self.is_open(needs):
-                    await self.passed(needs)
+                await self.passed(needs)
             except FleetplaneError as error:
                 await _refuse(error, scope, send)
                 return
-            if not self._writes:
+            if not self._active:
                 scope[READS_ONLY] = self.elsewhere
-            await app(scope, receive, send)
+            with self.inside(needs):
+                await app(scope, receive, send)
 
         return guarded
 

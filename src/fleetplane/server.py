@@ -8,17 +8,17 @@ import math
 import os
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-from fleetplane import __version__, assembly, endpoints, housekeeping, ready_file
+from fleetplane import __version__, assembly, housekeeping, ready_file
 from fleetplane.audit_keeper import AuditKeeper, anchors
 from fleetplane.domains.blueprint import Domain, Kernel
-from fleetplane.grpc_apps import LOCAL_PRINCIPAL, compose, cut_off, keep_to_rights
+from fleetplane.front import Front
+from fleetplane.grpc_apps import keep_to_rights
 from fleetplane.kernel.attention import Attention, AttentionCollector
 from fleetplane.kernel.audit import archive as audit_archive
 from fleetplane.kernel.clock import Clock, SystemClock
@@ -34,31 +34,20 @@ from fleetplane.kernel.store.bells.metrics import BellCollector
 from fleetplane.kernel.store.history import HistoryBounds, HistoryKeeper
 from fleetplane.kernel.store.metrics import StoreCollector
 from fleetplane.kernel.store.space import Space
-from fleetplane.kernel.telemetry import Telemetry, TelemetryLimits
+from fleetplane.kernel.telemetry import Telemetry
 from fleetplane.kernel.telemetry.metrics import TelemetryCollector
-from fleetplane.kernel.telemetry.values import DAY_SECONDS
 from fleetplane.kernel.watchdog import Watchdog, WatchdogCollector
 from fleetplane.keys import MasterKeys
 from fleetplane.offline import DataDirectory
-from fleetplane.presenting import Presenting
 from fleetplane.rpc import (
     CallStatistics,
-    GrpcApp,
-    Listener,
-    ListenerSpec,
-    open_listener,
 )
-from fleetplane.rpc.introspection import HealthBoard
-from fleetplane.rpc.listening.descriptors import connections_of
 from fleetplane.rpc.listening.doors import Door
-from fleetplane.rpc.listening.warden import Warden, WardenCollector
 from fleetplane.sections.objects import ObjectStorageSettings
 from fleetplane.settings import Settings
 from fleetplane.standby_reads import StandbyReads
 from fleetplane.web.merged_metrics import Merged
-from fleetplane.web.metrics_page import MetricsPage
-from fleetplane.web.ops import OpsApp, Readiness
-from fleetplane.web.owner_socket import SESSION_SECONDS, OwnerSocket
+from fleetplane.web.ops import Readiness
 
 T = TypeVar("T")
 log = structlog.get_logger(__name__)
@@ -86,7 +75,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
     registry = CollectorRegistry()
     async with contextlib.AsyncExitStack() as stack:
         keys = MasterKeys(settings, clock)
-        reads = StandbyReads(settings, keys, blueprints, clock)
+        reads = StandbyReads(settings, keys, blueprints, clock, watchdog)
         opening = Store.open(
             _store_settings(settings, data_dir, clock),
             kinds=kinds,
@@ -112,7 +101,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
                 Telemetry.open(
                     data_dir / "telemetry.db",
                     clock,
-                    limits=_telemetry_limits(settings),
+                    limits=assembly.telemetry_limits(settings),
                     url=settings.store.url,
                 )
             )
@@ -137,54 +126,17 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
         )
         for domain in domains:
             await domain.prepare()
-        page = MetricsPage(
-            registry, token=settings.metrics.token, needs_token=endpoints.is_web_remote(settings), clock=clock
+        front = Front(
+            settings, kernel, blueprints, domains, registry, gate=reads.gate(store), watchdog=watchdog
         )
-        ops = OpsApp(registry, version=__version__, metrics=page)
-        gate = reads.gate(store)
-        mounts = (mount for domain in domains for mount in domain.routes)
-        ops.mount(mounts if gate is None else map(gate.mount, mounts))
-        health = HealthBoard()
-        apps = compose(blueprints, domains, calls, clock, health, gate)
-        revocations.subscribe(lambda revoked: cut_off(apps.values(), revoked))
+        ops, health, apps = front.ops, front.health, front.apps
         keeper = _audit_keeper(settings, keys, store, clock)
         registry.register(keeper)
         _collect(registry, domains, calls, store)
         registry.register(AttentionCollector(attention))
         registry.register(WatchdogCollector(watchdog))
-
-        roles = {role for blueprint in blueprints for role in blueprint.operator_roles}
-        owner = OwnerSocket(
-            apps[endpoints.ADMIN],
-            ops,
-            lambda: kernel.operators.session(LOCAL_PRINCIPAL.name, roles=roles, life_seconds=SESSION_SECONDS),
-        )
-
-        def wanted() -> list[ListenerSpec]:
-            """How every listener is opened, with certificates made now."""
-            grpc = endpoints.grpc(settings, apps, domains, authority, owner=owner)
-            web = endpoints.web(settings, ops, authority)
-            found = (endpoints.within_budget(settings, spec) for spec in (web, *grpc))
-            return [replace(spec, watchdog=watchdog) for spec in found]
-
-        presenting = Presenting(authority, wanted, apps.values(), clock)
-        specs = wanted()
-        connections = connections_of([spec.connections for spec in specs])
-        listeners = [
-            await stack.enter_async_context(
-                open_listener(
-                    replace(spec, connections=number), grace_seconds=settings.shutdown.grace_seconds
-                )
-            )
-            for spec, number in zip(specs, connections, strict=True)
-        ]
-        presenting.opened(listeners)
-        warden = Warden(
-            {port: budget for listener in listeners for port, budget in listener.tend().items()},
-            [listener.door.visits for listener in listeners],
-        )
-        registry.register(WardenCollector(warden))
-        addresses = {listener.name: listener.addresses for listener in listeners}
+        await front.open(stack, grace_seconds=settings.shutdown.grace_seconds)
+        addresses = front.addresses
         for domain in domains:
             domain.opened(addresses)
         # From here on somebody waits when the loop is held.
@@ -192,7 +144,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
         async with asyncio.TaskGroup() as controllers:
             tasks = [controllers.create_task(domain.run(), name=f"domain/{domain!r}") for domain in domains]
             tasks.append(controllers.create_task(attention.run(), name="attention"))
-            tasks.append(controllers.create_task(warden.run(), name="warden"))
+            tasks.append(controllers.create_task(front.warden.run(), name="warden"))
             chores = housekeeping.chores(store, clock)
             tasks.append(controllers.create_task(housekeeping.keep_house(chores, clock), name="housekeeping"))
             tasks.append(controllers.create_task(store.writing(), name="store"))
@@ -202,7 +154,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             space = Space(data_dir / "fleetplane.db", lambda: store.statistics().writable)
             ops.trouble = lambda: "the disk is full" if space.is_full else ""
             tasks.append(controllers.create_task(space.run(), name="space"))
-            tasks.append(controllers.create_task(presenting.run(), name="presenting"))
+            tasks.append(controllers.create_task(front.presenting.run(), name="presenting"))
             tasks.append(controllers.create_task(revocations.run(), name="revocations"))
             tasks.append(controllers.create_task(keep_to_rights(apps.values(), clock), name="rights"))
             await health.serving()
@@ -214,7 +166,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             log.info("server.stopping", grace_seconds=settings.shutdown.grace_seconds)
             ops.readiness = Readiness.DRAINING
             await health.draining()
-            await _drain(domains, apps, listeners, settings.shutdown.grace_seconds)
+            await _drain(domains, front, settings.shutdown.grace_seconds)
             for task in tasks:
                 task.cancel()
     log.info("server.stopped")
@@ -273,18 +225,6 @@ def _history_bounds(settings: Settings) -> HistoryBounds:
     )
 
 
-def _telemetry_limits(settings: Settings) -> TelemetryLimits:
-    wanted = settings.telemetry
-    return TelemetryLimits(
-        points_age_seconds=wanted.points_days * DAY_SECONDS,
-        lines_age_seconds=wanted.lines_days * DAY_SECONDS,
-        size_bytes=wanted.size_mebibytes * 1024**2,
-        series=wanted.series,
-        tenant_series=wanted.tenant_series,
-        source_series=wanted.source_series,
-    )
-
-
 def _audit_keeper(settings: Settings, keys: MasterKeys, store: Store, clock: Clock) -> AuditKeeper:
     directory = settings.state_directory / audit_archive.DIRECTORY
     wants_objects = any(place.startswith("objects:") for place in settings.audit.anchors)
@@ -310,13 +250,8 @@ def _collect(
     registry.register(Merged(collector for domain in domains for collector in domain.collectors))
 
 
-async def _drain(
-    domains: Iterable[Domain], apps: dict[str, GrpcApp], listeners: Iterable[Listener], grace_seconds: float
-) -> None:
-    for listener in listeners:
-        listener.stop_accepting()
+async def _drain(domains: Iterable[Domain], front: Front, grace_seconds: float) -> None:
+    front.stop_accepting()
     for domain in domains:
         domain.drain()
-    async with asyncio.TaskGroup() as draining:
-        for app in apps.values():
-            draining.create_task(app.drain(grace_seconds))
+    await front.drain(grace_seconds)

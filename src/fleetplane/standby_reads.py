@@ -1,8 +1,8 @@
-"""What a server answers while it stands by: reads and watches, over REST and gRPC.
+"""What a server does while it stands by: everything for which no server is special.
 
-Every read passes the gate first (`read_gate.py`): what was acknowledged anywhere before the request came is
-in the answer. Everything else is refused, naming the server that is active. Of the gRPC listeners those are
-open on which something can be read; listeners of agents are not, and balancers see that.
+Every call passes the gate first (`read_gate.py`): what was acknowledged anywhere before it came is in the
+answer. What needs the active server is refused, naming it. Listeners are open on which every server answers
+something, and domains that serve agents everywhere have their controllers for those that are here.
 Nothing that the server needs for taking over depends on this: what fails here is begun again.
 """
 
@@ -12,36 +12,38 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 from prometheus_client import CollectorRegistry
 
-from fleetplane import __version__, assembly, endpoints
-from fleetplane.domains.blueprint import Blueprint, Domain, Kernel, ReadableOnStandby
+from fleetplane import assembly
+from fleetplane.domains.blueprint import Blueprint, Domain, Kernel, ReadableOnStandby, ServesEverywhere
 from fleetplane.domains.fleetwide.server import FleetwideDomain
-from fleetplane.grpc_apps import LOCAL_PRINCIPAL, compose, cut_off, keep_to_rights
-from fleetplane.kernel.attention import Attention
+from fleetplane.front import Front
+from fleetplane.grpc_apps import keep_to_rights
+from fleetplane.kernel.attention import Attention, AttentionCollector
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import SettingsError, Unavailable
+from fleetplane.kernel.errors import Unavailable
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.authority import FLEET, WORKLOAD
 from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.identity.revocation import Revocations
+from fleetplane.kernel.identity.revocation_lists import RevocationLists
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.store.bells.metrics import BellCollector
 from fleetplane.kernel.store.metrics import StoreCollector
 from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS
 from fleetplane.kernel.store.servers.standby import Standby
 from fleetplane.kernel.telemetry import Telemetry
+from fleetplane.kernel.telemetry.metrics import TelemetryCollector
+from fleetplane.kernel.watchdog import Watchdog
 from fleetplane.keys import MasterKeys
 from fleetplane.read_gate import ReadGate, elsewhere
-from fleetplane.rpc import CallStatistics, GrpcApp, Listener, ListenerSpec, open_listener
-from fleetplane.rpc.introspection import HealthBoard
+from fleetplane.rpc import CallStatistics
 from fleetplane.settings import Settings
-from fleetplane.web.metrics_page import MetricsPage
-from fleetplane.web.ops import OpsApp, Readiness
-from fleetplane.web.owner_socket import SESSION_SECONDS, OwnerSocket
+from fleetplane.web.merged_metrics import Merged
+from fleetplane.web.ops import Readiness
 
 log = structlog.get_logger(__name__)
 
@@ -61,18 +63,24 @@ class StandbyReads:
     """See `serve`."""
 
     def __init__(
-        self, settings: Settings, keys: MasterKeys, blueprints: Sequence[Blueprint], clock: Clock
+        self,
+        settings: Settings,
+        keys: MasterKeys,
+        blueprints: Sequence[Blueprint],
+        clock: Clock,
+        watchdog: Watchdog,
     ) -> None:
         self._settings = settings
         self._keys = keys
         self._blueprints = blueprints
         self._keeps_telemetry = any(one.keeps_telemetry for one in blueprints)
         self._clock = clock
+        self._watchdog = watchdog
         self._standby: Standby | None = None
 
     def gate(self, store: Store) -> ReadGate | None:
         """The gate of a server that is active; None where no other server uses the same database."""
-        return None if self._standby is None else ReadGate(self._standby, store, writes=True)
+        return None if self._standby is None else ReadGate(self._standby, store, active=True)
 
     def serve(self, standby: Standby) -> Coroutine[Any, Any, None]:
         """Answer reads until cancelled."""
@@ -91,88 +99,73 @@ class StandbyReads:
 
     async def _serve(self, standby: Standby) -> None:
         """Answer until memory is stale or a key has changed that was read at the beginning."""
-        settings, clock = self._settings, self._clock
         await standby.index.confirm()
         async with contextlib.AsyncExitStack() as stack:
-            keys = _Keys()
+            keys, registry = _Keys(), CollectorRegistry()
             kernel = await self._kernel(standby, stack, keys)
-            domains = await assembly.build(settings, kernel, stands_by=True)
-            for domain in domains:
-                if isinstance(domain, ReadableOnStandby):
-                    await domain.prepare_reading()
-            gate = ReadGate(standby, kernel.store, writes=False)
-            ops = self._ops(kernel, gate)
-            fleetwide = _fleetwide(domains)
-            anywhere = fleetwide.apis.is_written_anywhere
-            ops.mount(gate.mount(one, anywhere) for domain in domains for one in domain.routes)
-            health = HealthBoard()
-            apps = compose(self._blueprints, domains, kernel.calls, clock, health, gate)
-            kernel.revocations.subscribe(lambda revoked: cut_off(apps.values(), revoked))
-            await health.standing_by(reads=True)
-            listeners = await self._open(stack, self._specs(kernel, domains, ops, apps))
-            stack.push_async_callback(_drained, domains, apps.values())
-            log.info("standby.reads_served", **{one.name: one.addresses for one in listeners})
+            domains = await assembly.build(
+                self._settings, kernel, verify_audit=self._verify_elsewhere, stands_by=True
+            )
+            serving = [one for one in domains if isinstance(one, ServesEverywhere)]
+            with kernel.store.writing_here():
+                for domain in domains:
+                    if isinstance(domain, ReadableOnStandby):
+                        await domain.prepare_reading()
+                for domain in serving:
+                    await domain.prepare_here()
+            gate = ReadGate(standby, kernel.store, active=False)
+            front = Front(
+                self._settings,
+                kernel,
+                self._blueprints,
+                domains,
+                registry,
+                gate=gate,
+                watchdog=self._watchdog,
+                stands_by=True,
+            )
+            front.ops.readiness = Readiness.STANDBY
+            front.ops.reads = lambda: gate.is_fresh
+            front.ops.elsewhere = lambda: gate.elsewhere().message
+            _collect(registry, kernel, serving)
+            await front.health.standing_by(reads=True)
+            await front.open(stack, grace_seconds=GRACE_SECONDS)
+            for domain in serving:
+                domain.opened(front.addresses)
+            stack.push_async_callback(_drained, domains, front)
+            log.info("standby.reads_served", **front.addresses)
             async with asyncio.TaskGroup() as tasks:
-                following = [
-                    tasks.create_task(fleetwide.follow(), name="standby-changes"),
-                    tasks.create_task(kernel.revocations.run(), name="standby-revocations"),
-                    tasks.create_task(keep_to_rights(apps.values(), clock), name="standby-rights"),
-                ]
+                beside = self._beside(tasks, kernel, front, domains)
+                with kernel.store.writing_here():  # in whose context these begin
+                    beside += [tasks.create_task(one.run_here(), name=f"standby/{one!r}") for one in serving]
                 while standby.index.silent_seconds <= STALE_SECONDS and not keys.changed:
                     # Watches look by themselves whether their caller may still read, in memory.
                     with contextlib.suppress(TimeoutError):  # and are ended in time, whatever hangs
                         async with asyncio.timeout(FRESH_SECONDS):
                             await kernel.store.refreshed()
-                    await health.standing_by(reads=gate.is_fresh)
-                    await clock.sleep(LOOK_SECONDS)
-                for task in following:
+                    await front.health.standing_by(reads=gate.is_fresh)
+                    await self._clock.sleep(LOOK_SECONDS)
+                for task in beside:
                     task.cancel()
         log.info("standby.reads_end", silent_seconds=round(standby.index.silent_seconds, 1))
 
-    def _ops(self, kernel: Kernel, gate: ReadGate) -> OpsApp:
-        registry = CollectorRegistry()
-        registry.register(StoreCollector(kernel.store))
-        registry.register(BellCollector(kernel.store))
-        registry.register(kernel.calls.collector())
-        page = MetricsPage(
-            registry,
-            token=self._settings.metrics.token,
-            needs_token=endpoints.is_web_remote(self._settings),
-            clock=self._clock,
-        )
-        ops = OpsApp(registry, version=__version__, metrics=page)
-        ops.readiness = Readiness.STANDBY
-        ops.reads = lambda: gate.is_fresh
-        ops.elsewhere = lambda: gate.elsewhere().message
-        return ops
+    def _verify_elsewhere(self, *_: object) -> NoReturn:
+        """Archives of the audit log lie with the server that is active."""
+        assert self._standby is not None
+        raise elsewhere(self._standby)
 
-    def _specs(
-        self, kernel: Kernel, domains: Sequence[Domain], ops: OpsApp, apps: dict[str, GrpcApp]
-    ) -> list[ListenerSpec]:
-        """The web listener, and every other on which something can be read."""
-        roles = {role for blueprint in self._blueprints for role in blueprint.operator_roles}
-        owner = OwnerSocket(
-            apps[endpoints.ADMIN],
-            ops,
-            lambda: kernel.operators.session(LOCAL_PRINCIPAL.name, roles=roles, life_seconds=SESSION_SECONDS),
-        )
-        opened = {name: app for name, app in apps.items() if app.has_reads}
-        grpc = endpoints.grpc(self._settings, opened, domains, kernel.authority, owner=owner)
-        web = endpoints.web(self._settings, ops, kernel.authority)
-        return [endpoints.within_budget(self._settings, spec) for spec in (web, *grpc)]
-
-    async def _open(self, stack: contextlib.AsyncExitStack, specs: Sequence[ListenerSpec]) -> list[Listener]:
-        """Open the web listener, and what else can be opened: another server may have that address."""
-        listeners = []
-        for spec in specs:
-            try:
-                opening = open_listener(spec, grace_seconds=GRACE_SECONDS)
-                listeners.append(await stack.enter_async_context(opening))
-            except SettingsError as error:
-                if spec.name == "web":
-                    raise
-                log.warning("standby.listener_not_opened", listener=spec.name, error=error.message)
-        return listeners
+    def _beside(
+        self, tasks: asyncio.TaskGroup, kernel: Kernel, front: Front, domains: Sequence[Domain]
+    ) -> list[asyncio.Task[None]]:
+        work: dict[str, Coroutine[Any, Any, None]] = {
+            "changes": _fleetwide(domains).follow(),
+            "revocations": kernel.revocations.run(),
+            "rights": keep_to_rights(front.apps.values(), self._clock),
+            "attention": kernel.attention.run(),
+            "warden": front.warden.run(),
+            "presenting": front.presenting.run(),
+        }
+        return [tasks.create_task(one, name=f"standby-{name}") for name, one in work.items()]
 
     async def _kernel(self, standby: Standby, stack: contextlib.AsyncExitStack, keys: _Keys) -> Kernel:
         """What domains stand on, over a store that refuses writes: keys that do not exist are not made."""
@@ -184,27 +177,39 @@ class StandbyReads:
         if self._keeps_telemetry:
             file = Path(self._settings.data_dir) / "telemetry.db"
             url = self._settings.store.url
-            telemetry = await stack.enter_async_context(Telemetry.open(file, clock, url=url, only_reads=True))
+            limits = assembly.telemetry_limits(self._settings)
+            opening = Telemetry.open(file, clock, limits=limits, url=url, sweeps=False)
+            telemetry = await stack.enter_async_context(opening)
+        authority = await Authority.load_or_create(store, master, clock)
         return Kernel(
             store=store,
             clock=clock,
             attention=Attention(clock),
             calls=CallStatistics(),
             master=master,
-            authority=await Authority.load_or_create(store, master, clock),
+            authority=authority,
             revocations=Revocations(store, clock),
             telemetry=telemetry,
             operators=await Operators.load(store, master, clock),
+            revocation_lists=RevocationLists(store, authority, clock),
         )
 
 
-async def _drained(domains: Iterable[Domain], apps: Iterable[GrpcApp]) -> None:
-    """End watches, each with where to go on, and then what is left."""
+async def _drained(domains: Iterable[Domain], front: Front) -> None:
+    """End watches, each with where to go on, and streams of agents; then what is left."""
     for domain in domains:
         domain.drain()
-    async with asyncio.TaskGroup() as draining:
-        for app in apps:
-            draining.create_task(app.drain(GRACE_SECONDS))
+    await front.drain(GRACE_SECONDS)
+
+
+def _collect(registry: CollectorRegistry, kernel: Kernel, serving: Iterable[Domain]) -> None:
+    registry.register(StoreCollector(kernel.store))
+    registry.register(BellCollector(kernel.store))
+    registry.register(kernel.calls.collector())
+    registry.register(AttentionCollector(kernel.attention))
+    if kernel.telemetry is not None:
+        registry.register(TelemetryCollector(kernel.telemetry))
+    registry.register(Merged(collector for domain in serving for collector in domain.collectors))
 
 
 def _fleetwide(domains: Sequence[Domain]) -> FleetwideDomain:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -29,6 +31,7 @@ class Gate:
         self.asked: list[Needs] = []
         self.let_pass = asyncio.Event()
         self.refusal: Exception | None = None
+        self.entered: list[Needs] = []
 
     def is_open(self, needs: Needs) -> bool:
         return self.open or needs is Needs.NOTHING
@@ -38,6 +41,11 @@ class Gate:
         await self.let_pass.wait()
         if self.refusal is not None:
             raise self.refusal
+
+    @contextmanager
+    def inside(self, needs: Needs) -> Iterator[None]:
+        self.entered.append(needs)
+        yield
 
 
 def table(needs: Needs, authentication: Authentication = Authentication.LOCAL) -> list[MethodRow]:
@@ -122,7 +130,19 @@ def test_a_read_that_a_service_does_not_have_stops_the_server() -> None:
         )
 
 
-def test_a_listener_has_reads_if_one_of_its_methods_is_one() -> None:
-    assert make_app(ImmediateProbe(), table(Needs.STORE)).has_reads
-    assert not make_app(ImmediateProbe(), table(Needs.ACTIVE)).has_reads
-    assert not make_app(ImmediateProbe(), table(Needs.NOTHING)).has_reads
+def test_a_listener_is_open_everywhere_if_one_of_its_methods_is_answered_everywhere() -> None:
+    for needs, anywhere in ((Needs.STORE, True), (Needs.WRITES, True), (Needs.ACTIVE, False)):
+        app = make_app(ImmediateProbe(), table(needs))
+        assert app.is_served_anywhere is anywhere
+        assert (SERVICE in app.services_anywhere()) is anywhere
+    assert not make_app(ImmediateProbe(), table(Needs.NOTHING)).is_served_anywhere
+
+
+async def test_a_call_that_may_write_is_answered_where_it_may() -> None:
+    for needs in (Needs.STORE, Needs.WRITES):
+        gate = Gate()
+        gate.let_pass.set()
+        assert (
+            await drive(make_app(ImmediateProbe(), table(needs), gate=gate), scope(UNARY), HELLO)
+        ).code == 0
+        assert gate.entered == [needs]

@@ -144,6 +144,21 @@ class ReadableOnStandby(Protocol):
         """Load what recognising callers needs; nothing can be written."""
 
 
+@runtime_checkable
+class ServesEverywhere(Protocol):
+    """A domain whose agents may connect to any of several servers on one database.
+
+    `prepare` and `run` are for the active server and include this; on one that stands by these are called
+    instead, and whatever they begin may write.
+    """
+
+    async def prepare_here(self) -> None:
+        """Load what serving needs. What other servers have of their agents is left as it is."""
+
+    async def run_here(self) -> None:
+        """The controllers of those agents that are connected to this server, until cancelled."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blueprint:
     """What a domain declares before it is built."""

@@ -50,23 +50,28 @@ class HealthBoard:
     def __init__(self) -> None:
         self._servicer = health.aio.HealthServicer()
         self._names: set[str] = {health.OVERALL_HEALTH, READS}
+        self._anywhere: set[str] = {READS}
         self._reads: bool | None = None
 
     def add_to(self, app: GrpcApp) -> None:
         self._names.update(app.services())
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, cast("grpc.aio.Server", app))
 
+    def add_anywhere(self, app: GrpcApp) -> None:
+        """Of an application that is sealed: learn what it serves on every server."""
+        self._anywhere.update(app.services_anywhere())
+
     async def serving(self) -> None:
         for name in sorted(self._names):
             await self._servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def standing_by(self, *, reads: bool) -> None:
-        """Nothing is served as a whole; reads are, for as long as this server is up to date."""
+        """Not everything is served here, but what every server serves is, while this one is up to date."""
         if self._reads is reads:
             return
         self._reads = reads
         for name in sorted(self._names):
-            serves = reads and name == READS
+            serves = reads and name in self._anywhere
             status = health_pb2.HealthCheckResponse
             await self._servicer.set(name, status.SERVING if serves else status.NOT_SERVING)
 

@@ -33,9 +33,11 @@ class Needs(StrEnum):
     """What a server must have, of several on one database, in order to answer a call."""
 
     ACTIVE = "active"
-    """The seat: the call writes, or depends on agents that are connected to the server which writes."""
+    """The seat of the active server: the call depends on what that one alone has or does."""
     STORE = "store"
     """An up-to-date copy of the store: the call only reads it."""
+    WRITES = "writes"
+    """The same, and a seat among those who write: what the call decides, it decides inside transactions."""
     NOTHING = "nothing"
     """Nothing: the call is about the process itself."""
 
@@ -90,10 +92,11 @@ def service_rows(
     endless: Collection[str] = (),
     endless_concurrency: int | None = None,
     reads: Collection[str] = (),
+    needs: Needs = Needs.ACTIVE,
 ) -> Iterator[MethodRow]:
     """The rows of a whole service: one permission for all of its methods, or one for each by name.
 
-    `reads` names the methods that only read the store.
+    `reads` names the methods that only read the store; `needs` is for all others.
     """
     if unknown := sorted(set(reads) - {method.name for method in service.methods}):
         raise SettingsError(f"{service.full_name} has no method {', '.join(unknown)}")
@@ -111,7 +114,7 @@ def service_rows(
             rate=rate,
             concurrency=endless_concurrency if method in endless else None,
             endless=method in endless,
-            needs=Needs.STORE if method in reads else Needs.ACTIVE,
+            needs=Needs.STORE if method in reads else needs,
         )
 
 

@@ -22,7 +22,7 @@ from fleetplane.fleet.resources.measuring import Measurements
 from fleetplane.fleet.resources.rest import PREFIX, ResourceRoutes
 from fleetplane.fleet.resources.watching import Watching
 from fleetplane.web.apis import problems
-from fleetplane.web.apis.scope_paths import SCOPES, ScopePaths, split
+from fleetplane.web.apis.scope_paths import ScopePaths
 from fleetplane.web.ops import Mount
 from fleetplane.web.rest.family import FamilyErrors, FamilyText, RestFamily
 
@@ -93,16 +93,6 @@ class ResourceApi:
         app = ScopePaths(served.app, PREFIX, scopes.PLACES)
         return (replace(served, app=app), document)
 
-    def is_written_anywhere(self, method: str, path: str) -> bool:
-        """Whether a server that stands by carries out such a request, as far as the path tells."""
-        within = path.removeprefix(f"{PREFIX}/")
-        if (found := split(within.removeprefix(f"{SCOPES}/"), scopes.PLACES)) is not None:
-            within = found[1]
-        return any(
-            route.anywhere and route.method == method and _is_of(route.path[1:], within)
-            for route in self._family.table.routes
-        )
-
     async def prepare(self) -> None:
         await self._family.prepare()
 
@@ -116,13 +106,6 @@ class ResourceApi:
         async with asyncio.TaskGroup() as running:
             running.create_task(self._family.run())
             running.create_task(self.follow())
-
-
-def _is_of(template: str, path: str) -> bool:
-    parts, given = template.split("/"), path.split("/")
-    return len(parts) == len(given) and all(
-        one == other or (one.startswith("{") and other) for one, other in zip(parts, given, strict=True)
-    )
 
 
 def _members(running: Iterable[tuple[Blueprint, Domain]]) -> Iterator[Member]:

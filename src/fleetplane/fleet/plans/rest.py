@@ -127,7 +127,7 @@ class PlanRoutes:
         yield Route(
             method="POST",
             path="/plans",
-            anywhere=True,
+            needs=Needs.WRITES,
             handler=self.make_plan,
             summary="Plan many objects at once: what would change, field by field, and what it disturbs",
             body=PlanBody,
@@ -156,7 +156,7 @@ class PlanRoutes:
         yield Route(
             method="DELETE",
             path="/plans/{id}",
-            anywhere=True,
+            needs=Needs.WRITES,
             handler=self.delete_plan,
             summary="Delete a plan; what it did stays",
             status=NO_CONTENT,
@@ -165,7 +165,7 @@ class PlanRoutes:
         yield Route(
             method="POST",
             path="/plans/{id}/apply",
-            anywhere=True,
+            needs=Needs.WRITES,
             handler=self.apply_plan,
             summary="Apply a plan in one transaction, unless something it was based on has changed",
             answer=ShownPlan,

@@ -18,6 +18,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.store import Store
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.gate import PrincipalCaller
 from fleetplane.web.rest.routes import Answer, Call, Query, Route, etag
 
@@ -56,7 +57,7 @@ class WritingRoutes:
             "tag": resource.plural,
             "permission": write.permission,
             "query": (SCOPE, DRY_RUN),
-            "anywhere": write.anywhere,
+            "needs": Needs.WRITES if write.anywhere else Needs.ACTIVE,
         }
         yield Route(
             method="PUT",

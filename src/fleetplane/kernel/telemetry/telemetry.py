@@ -93,11 +93,12 @@ class Telemetry:
         limits: TelemetryLimits | None = None,
         url: str = "",
         only_reads: bool = False,
+        sweeps: bool = True,
     ) -> AsyncIterator[Self]:
         """Telemetry in a file, or in the PostgreSQL of an address, which other servers write to as well.
 
         What was taken is written before this ends, unless the database is away. With `only_reads` nothing
-        is taken, and nothing deleted.
+        is taken, and nothing deleted; without `sweeps`, another server deletes what is too old or too much.
         """
         limits = limits or TelemetryLimits()
         engine = await _engine(path, url, limits, only_reads=only_reads)
@@ -108,6 +109,7 @@ class Telemetry:
             tasks = []
             if not only_reads:
                 tasks.append(asyncio.create_task(telemetry._writing(), name="telemetry/writing"))
+            if sweeps and not only_reads:
                 tasks.append(asyncio.create_task(telemetry._sweeping(), name="telemetry/sweeping"))
             try:
                 yield telemetry
@@ -324,8 +326,8 @@ class Telemetry:
 
     @property
     def elsewhere(self) -> int:
-        """Another whenever points or lines were written by another server, for one that only reads."""
-        return 0 if self._takes else self._engine.stamp
+        """Another whenever points or lines were written by whichever server shares the database."""
+        return self._engine.stamp
 
     def statistics(self) -> TelemetryStatistics:
         return TelemetryStatistics(

@@ -139,9 +139,14 @@ class GrpcApp:
         self._sealed = True
 
     @property
-    def has_reads(self) -> bool:
-        """Whether a server that only reads the store could answer some of it."""
-        return any(method.row.needs is Needs.STORE for method in self._methods.values())
+    def is_served_anywhere(self) -> bool:
+        """Whether a server that is not the active one answers some of it."""
+        return any(method.row.needs in (Needs.STORE, Needs.WRITES) for method in self._methods.values())
+
+    def services_anywhere(self) -> tuple[str, ...]:
+        """The names of those services of which every method is answered by every server."""
+        bound = {one.handler.service for one in self._methods.values() if one.row.needs is Needs.ACTIVE}
+        return tuple(name for name in self.services() if name not in bound)
 
     def handler_name(self, scope: Scope) -> str:
         """What serves a request, in the method table's words; empty for a path that nobody serves."""

@@ -221,9 +221,11 @@ class Call:
 
     async def _respond_after(self, gate: CallGate) -> None:
         """Tokens and rights are read too: whoever calls is recognised after the gate."""
-        await gate.passed(self._method.row.needs)
+        needs = self._method.row.needs
+        await gate.passed(needs)
         self._admit(self._house, self._method, self._context)
-        await self._respond()
+        with gate.inside(needs):
+            await self._respond()
 
     async def _respond(self) -> None:
         handler, exchange, context = self._method.handler, self._exchange, self._context

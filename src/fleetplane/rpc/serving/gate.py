@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from fleetplane.rpc.methods import Needs
@@ -16,4 +17,8 @@ class CallGate(Protocol):
 
     async def passed(self, needs: Needs) -> None:
         """Return once it may be answered; raises `Unavailable` if this is not the server to answer it."""
+        ...
+
+    def inside(self, needs: Needs) -> AbstractContextManager[None]:
+        """What such a call may do, for as long as it is answered."""
         ...

@@ -8,6 +8,7 @@ Errors of the one tree become the envelope here, and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic
@@ -58,11 +59,11 @@ class Desk(Generic[C]):
     async def serve(self, route: Route, request: AnyRequest) -> Reply | Streaming:
         elsewhere: Callable[[], FleetplaneError] | None
         elsewhere = request.scope.get(READS_ONLY)  # type: ignore[assignment]
-        if elsewhere is None or route.needs is not Needs.ACTIVE:
+        if elsewhere is None:
             return await self._serve(route, request)
-        if not route.anywhere:
+        if route.needs is Needs.ACTIVE:
             raise elsewhere()
-        with self._store.writing_here():
+        with self._store.writing_here() if route.needs is Needs.WRITES else nullcontext():
             return await self._serve(route, request)
 
     async def _serve(self, route: Route, request: AnyRequest) -> Reply | Streaming:

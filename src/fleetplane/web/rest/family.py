@@ -146,7 +146,7 @@ class RestFamily(Generic[C]):
                 path=self.table.prefix,
                 app=LateApp(lambda: self.gateway),
                 summary=self._text.summary,
-                needs=Needs.STORE if self.table.has_reads else Needs.ACTIVE,
+                needs=Needs.STORE if self.table.is_served_anywhere else Needs.ACTIVE,
             ),
             Mount(
                 path=path,

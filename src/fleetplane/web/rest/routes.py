@@ -188,8 +188,6 @@ class Route:
     """Whether parameters that it does not declare are let pass, where others decide what is sent."""
     envelope: Envelope | None = None
     """How its errors look, where they differ from those of its table."""
-    anywhere: bool = False
-    """Whether a server that stands by carries it out, too: it does nothing but write to the store."""
     recheck: Callable[[Call[Any]], object] | None = None
     """What its handler asks of a caller beyond the permission, such as rights in what the body names. Asked
     again before an answer that was kept is given once more: meanwhile it may have been taken from them."""
@@ -227,15 +225,15 @@ class RouteTable:
             seen.add(route.name)
             if "{" in route.path and not route.public and route.permission is None:
                 raise SettingsError(f"{route.name} names a thing, but no permission")
-            if route.needs is not Needs.ACTIVE and route.method != "GET":
+            if route.needs is Needs.STORE and route.method != "GET":
                 raise SettingsError(f"{route.name} is said to read, and is no GET")
             if _answers_anyone_twice(route):
                 raise SettingsError(f"{route.name} has no permission, and nothing to check before a replay")
 
     @property
-    def has_reads(self) -> bool:
-        """Whether a server that only reads the store could answer some of it."""
-        return any(route.needs is Needs.STORE for route in self.routes)
+    def is_served_anywhere(self) -> bool:
+        """Whether a server that is not the active one answers some of it."""
+        return any(route.needs is not Needs.ACTIVE for route in self.routes)
 
     @property
     def permissions(self) -> set[Permission]:

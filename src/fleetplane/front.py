@@ -1,0 +1,130 @@
+"""What of a server faces its clients: applications, listeners, and who watches over both.
+
+The same on the server that is active and on those that stand by; which calls each of them answers is decided
+by the gate before them (`read_gate.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from fleetplane import __version__, endpoints
+from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
+from fleetplane.grpc_apps import LOCAL_PRINCIPAL, compose, cut_off
+from fleetplane.kernel.errors import SettingsError
+from fleetplane.kernel.watchdog import Watchdog
+from fleetplane.presenting import Presenting
+from fleetplane.read_gate import ReadGate
+from fleetplane.rpc import Listener, ListenerSpec, open_listener
+from fleetplane.rpc.introspection import HealthBoard
+from fleetplane.rpc.listening.descriptors import connections_of
+from fleetplane.rpc.listening.warden import Warden, WardenCollector
+from fleetplane.settings import Settings
+from fleetplane.web.metrics_page import MetricsPage
+from fleetplane.web.ops import OpsApp
+from fleetplane.web.owner_socket import SESSION_SECONDS, OwnerSocket
+
+log = structlog.get_logger(__name__)
+
+WEB = "web"
+
+
+class Front:
+    """To be made when all domains are prepared, and opened once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        kernel: Kernel,
+        blueprints: Sequence[Blueprint],
+        domains: Sequence[Domain],
+        registry: CollectorRegistry,
+        *,
+        gate: ReadGate | None,
+        watchdog: Watchdog,
+        stands_by: bool = False,
+    ) -> None:
+        """A server that `stands_by` opens listeners on which every server answers something, if it can."""
+        self._settings = settings
+        self._stands_by = stands_by
+        self._authority = kernel.authority
+        self._domains = domains
+        self._registry = registry
+        self._watchdog = watchdog
+        page = MetricsPage(
+            registry,
+            token=settings.metrics.token,
+            needs_token=endpoints.is_web_remote(settings),
+            clock=kernel.clock,
+        )
+        self.ops = OpsApp(registry, version=__version__, metrics=page)
+        mounts = (mount for domain in domains for mount in domain.routes)
+        self.ops.mount(mounts if gate is None else map(gate.mount, mounts))
+        self.health = HealthBoard()
+        self.apps = compose(blueprints, domains, kernel.calls, kernel.clock, self.health, gate)
+        kernel.revocations.subscribe(lambda revoked: cut_off(self.apps.values(), revoked))
+        roles = {role for blueprint in blueprints for role in blueprint.operator_roles}
+        self._owner = OwnerSocket(
+            self.apps[endpoints.ADMIN],
+            self.ops,
+            lambda: kernel.operators.session(LOCAL_PRINCIPAL.name, roles=roles, life_seconds=SESSION_SECONDS),
+        )
+        self._served = {
+            name: app for name, app in self.apps.items() if app.is_served_anywhere or not stands_by
+        }
+        self.presenting = Presenting(kernel.authority, self._specs, self.apps.values(), kernel.clock)
+        self.listeners: list[Listener] = []
+        self.warden: Warden
+
+    def __repr__(self) -> str:
+        return f"<Front {', '.join(one.name for one in self.listeners)}>"
+
+    @property
+    def addresses(self) -> dict[str, list[str]]:
+        return {listener.name: listener.addresses for listener in self.listeners}
+
+    def _specs(self) -> list[ListenerSpec]:
+        """How every listener is opened, with certificates made now."""
+        settings = self._settings
+        grpc = endpoints.grpc(settings, self._served, self._domains, self._authority, owner=self._owner)
+        web = endpoints.web(settings, self.ops, self._authority)
+        found = (endpoints.within_budget(settings, spec) for spec in (web, *grpc))
+        return [replace(spec, watchdog=self._watchdog) for spec in found]
+
+    async def open(self, stack: contextlib.AsyncExitStack, *, grace_seconds: float) -> None:
+        """Open every listener until the stack ends, or raise.
+
+        One that stands by must open the web listener alone: another process may have the other addresses.
+        """
+        specs = self._specs()
+        connections = connections_of([spec.connections for spec in specs])
+        for spec, number in zip(specs, connections, strict=True):
+            opening = open_listener(replace(spec, connections=number), grace_seconds=grace_seconds)
+            try:
+                self.listeners.append(await stack.enter_async_context(opening))
+            except SettingsError as error:
+                if not self._stands_by or spec.name == WEB:
+                    raise
+                log.warning("standby.listener_not_opened", listener=spec.name, error=error.message)
+        self.presenting.opened(self.listeners)
+        self.warden = Warden(
+            {port: budget for listener in self.listeners for port, budget in listener.tend().items()},
+            [listener.door.visits for listener in self.listeners],
+        )
+        self._registry.register(WardenCollector(self.warden))
+
+    def stop_accepting(self) -> None:
+        for listener in self.listeners:
+            listener.stop_accepting()
+
+    async def drain(self, grace_seconds: float) -> None:
+        """End calls, each in the way that its protocol calls clean."""
+        async with asyncio.TaskGroup() as draining:
+            for app in self.apps.values():
+                draining.create_task(app.drain(grace_seconds))
