@@ -274,12 +274,32 @@ async def refusal_of(call: Any) -> tuple[grpc.StatusCode, str]:
 async def identity_rig(
     folder: Path, *, policy: IdentityPolicy = UNLIMITED, client_options: Any = None
 ) -> AsyncIterator[Rig]:
-    clock, master = MovableClock(), MasterKey(b"k" * 32, SystemClock())
+    clock = MovableClock()
     kinds = [*KERNEL_KINDS, *identity_side.KINDS, CONFIG_LAYER, *ROLLOUT_KINDS]
+    async with (
+        Store.open(StoreSettings(path=folder / "state.db"), kinds=kinds, clock=clock) as store,
+        serving(store, clock, policy, client_options) as rig,
+    ):
+        yield rig
+
+
+@asynccontextmanager
+async def two_servers(folder: Path, *, policy: IdentityPolicy = UNLIMITED) -> AsyncIterator[tuple[Rig, Rig]]:
+    """Two of them on one database, each with a listener and a memory of its own for what is not stored."""
+    clock = MovableClock()
+    kinds = [*KERNEL_KINDS, *identity_side.KINDS, CONFIG_LAYER, *ROLLOUT_KINDS]
+    async with Store.open(StoreSettings(path=folder / "state.db"), kinds=kinds, clock=clock) as store:
+        store.shared = True
+        async with serving(store, clock, policy) as one, serving(store, clock, policy) as other:
+            yield one, other
+
+
+@asynccontextmanager
+async def serving(
+    store: Store, clock: MovableClock, policy: IdentityPolicy, client_options: Any = None
+) -> AsyncIterator[Rig]:
+    master = MasterKey(b"k" * 32, SystemClock())
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(
-            Store.open(StoreSettings(path=folder / "state.db"), kinds=kinds, clock=clock)
-        )
         revocations, operators = Revocations(store, clock), await Operators.load(store, master, clock)
         layers, ear = ConfigLayers(store), OpenEar()
         side = await IdentitySide.load(

@@ -198,6 +198,14 @@ class EnrollmentSpec(Spec, frozen=True):
     """The node that it is for may be taken over with another key."""
 
 
+class ChallengeSpec(Spec, frozen=True):
+    """Of a machine that asked to come in, where several servers share a database."""
+
+    sealed: bytes
+    """The nonce and who asks, under the master key."""
+    expires_at_ns: int
+
+
 class BlacklistedSpec(Spec, frozen=True):
     node_id: str
     reason: str
@@ -268,6 +276,7 @@ class WorkerTokenSpec(Spec, frozen=True):
 
 EDGE_NODE: Kind[NodeSpec, NodeStatus] = Kind("edge-node", NodeSpec, NodeStatus)
 ENROLLMENT: Kind[EnrollmentSpec, Nothing] = Kind("edge-enrollment", EnrollmentSpec, Nothing)
+CHALLENGE: Kind[ChallengeSpec, Nothing] = Kind("edge-challenge", ChallengeSpec, Nothing)
 BLACKLISTED: Kind[BlacklistedSpec, Nothing] = Kind("edge-blacklist", BlacklistedSpec, Nothing)
 WORKER: Kind[WorkerSpec, WorkerStatus] = Kind("edge-worker", WorkerSpec, WorkerStatus)
 WORKER_TOKEN: Kind[WorkerTokenSpec, Nothing] = Kind("edge-worker-token", WorkerTokenSpec, Nothing)
@@ -277,5 +286,5 @@ Enrollment = Resource[EnrollmentSpec, Nothing]
 Worker = Resource[WorkerSpec, WorkerStatus]
 WorkerToken = Resource[WorkerTokenSpec, Nothing]
 
-KINDS = (EDGE_NODE, ENROLLMENT, BLACKLISTED, WORKER, WORKER_TOKEN)
+KINDS = (EDGE_NODE, ENROLLMENT, CHALLENGE, BLACKLISTED, WORKER, WORKER_TOKEN)
 """Of this room; others add theirs."""

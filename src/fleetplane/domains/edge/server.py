@@ -17,6 +17,8 @@ from fleetplane.domains.edge.grpc.relay import Relay, RelayOptions
 from fleetplane.domains.edge.identity import assembly as identity_side
 from fleetplane.domains.edge.identity.assembly import IdentitySide
 from fleetplane.domains.edge.identity.policy import IdentityPolicy
+from fleetplane.domains.edge.identity.shared_challenges import SWEEP_SECONDS as CHALLENGES_SWEEP_SECONDS
+from fleetplane.domains.edge.identity.shared_challenges import SharedChallenges
 from fleetplane.domains.edge.metrics import EdgeCollector
 from fleetplane.domains.edge.nodes.config_layers import CONFIG_LAYER, ConfigLayers
 from fleetplane.domains.edge.nodes.groups import EDGE_GROUP, Groups
@@ -231,6 +233,10 @@ class EdgeDomain:
                 tasks.create_task(self.runs.run(), name="edge/runs")
                 tasks.create_task(self.rest.run(), name="edge/rest")
                 tasks.create_task(self._sweep(), name="edge/sweep")
+                if self.identity.challenges is not None:
+                    tasks.create_task(
+                        self._sweep_challenges(self.identity.challenges), name="edge/challenges"
+                    )
         finally:
             if self._relay is not None:
                 await self._relay.close()
@@ -239,6 +245,11 @@ class EdgeDomain:
         while True:
             await self._clock.sleep(SWEEP_SECONDS)
             await self.identity.sweep()
+
+    async def _sweep_challenges(self, challenges: SharedChallenges) -> None:
+        while True:
+            await self._clock.sleep(CHALLENGES_SWEEP_SECONDS)
+            await challenges.sweep()
 
     def drain(self) -> None:
         self.streams.drain()

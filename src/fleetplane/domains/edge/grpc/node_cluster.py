@@ -72,7 +72,7 @@ class NodeClusterService:
         if request.role == pb.NODE_ROLE_EDGE:
             self._policy.role.require_edges()
             self._enrolment.pay(self._address(context))
-        challenge = self._enrolment.attest(_candidate(request))
+        challenge = await self._enrolment.attest(_candidate(request))
         return pb.AttestNodeResponse(
             challenge_nonce=challenge.nonce,
             challenge_id=challenge.challenge_id,

@@ -15,6 +15,7 @@ from fleetplane.domains.edge.identity.enrolment_tokens import EnrolmentTokens
 from fleetplane.domains.edge.identity.policy import IdentityPolicy
 from fleetplane.domains.edge.identity.rotation import Rotation
 from fleetplane.domains.edge.identity.server_key import ServerKey
+from fleetplane.domains.edge.identity.shared_challenges import SharedChallenges
 from fleetplane.domains.edge.identity.tokens import NodeTokens
 from fleetplane.domains.edge.nodes.config_layers import ConfigLayers
 from fleetplane.domains.edge.nodes.registry import Nodes
@@ -101,8 +102,10 @@ class IdentitySide:
         door: Door,
         layers: ConfigLayers,
         policy: IdentityPolicy,
+        challenges: SharedChallenges | None = None,
     ) -> None:
         self._door = door
+        self.challenges = challenges
         self._policy = policy
         self.tokens = tokens
         self.key = key
@@ -110,7 +113,12 @@ class IdentitySide:
         self.enrollments = EnrolmentTokens(store, clock, tokens, life_seconds=policy.enrollment_seconds)
         self.worker_admission = WorkerAdmission(store, clock, tokens, policy)
         self.enrolment = Enrolment(
-            store=store, clock=clock, tokens=tokens, workers=self.worker_admission, policy=policy
+            store=store,
+            clock=clock,
+            tokens=tokens,
+            workers=self.worker_admission,
+            policy=policy,
+            shared=challenges,
         )
         self.rotation = Rotation(store=store, clock=clock, tokens=tokens, nodes=self.nodes, policy=policy)
         self.workers = Workers(store, clock, tokens, policy, target=key.public_key.hex())
@@ -155,6 +163,7 @@ class IdentitySide:
             door=door,
             layers=layers,
             policy=policy,
+            challenges=SharedChallenges(store, master) if store.shared else None,
         )
 
     def service(self, streams: EdgeStreams, relay: Relay | None = None) -> Service:

@@ -18,6 +18,7 @@ import msgspec
 
 from fleetplane.domains.edge.identity.challenges import Candidate, Challenge, Challenges
 from fleetplane.domains.edge.identity.policy import IdentityPolicy
+from fleetplane.domains.edge.identity.shared_challenges import SharedChallenges
 from fleetplane.domains.edge.identity.tokens import EnrollmentClaims, IssuedToken, NodeTokens, blacklist
 from fleetplane.domains.edge.kinds import (
     BLACKLISTED,
@@ -60,7 +61,10 @@ class Enrolment:
         tokens: NodeTokens,
         workers: WorkerAdmission,
         policy: IdentityPolicy,
+        shared: SharedChallenges | None = None,
     ) -> None:
+        """`shared` is there where machines may answer to another server than the one that they asked."""
+        self._shared = shared
         self._store = store
         self._clock = clock
         self._tokens = tokens
@@ -86,10 +90,14 @@ class Enrolment:
                 retry_after_seconds=allowance.reset_seconds,
             )
 
-    def attest(self, candidate: Candidate) -> Challenge:
+    async def attest(self, candidate: Candidate) -> Challenge:
         if candidate.role is not None:
             self._workers.check(candidate)
-        return self.challenges.make(candidate)
+        made = self.challenges.make(candidate)
+        if self._shared is not None:
+            made.shared = True
+            await self._shared.keep(made, life_seconds=self._policy.challenge_seconds)
+        return made
 
     # Answering.
 
@@ -97,6 +105,7 @@ class Enrolment:
         self, challenge_id: str, node_id: str, *, signature: bytes, enrollment_token: str | None
     ) -> IssuedToken:
         """The node's token, for a signed nonce and what proves that the node may come in."""
+        self._look_elsewhere(challenge_id)
         challenge = self.challenges.attempt(challenge_id, node_id)
         candidate = challenge.candidate
         if not envelope.answers_challenge(
@@ -115,6 +124,17 @@ class Enrolment:
             if challenge.answer is None or self._tokens.is_blacklisted(challenge.answer.jti):
                 challenge.answer = await self._admit(candidate, enrollment_token)
             return challenge.answer
+
+    def _look_elsewhere(self, challenge_id: str) -> None:
+        """Take up a challenge that another server made."""
+        if self._shared is None or self.challenges.knows(challenge_id):
+            return
+        found = self._shared.find(challenge_id)
+        if found is None:
+            return
+        nonce, candidate, expires_at_ns = found
+        seconds = (expires_at_ns - self._clock.now_ns()) / 1e9
+        self.challenges.adopt(challenge_id, nonce=nonce, candidate=candidate, seconds=seconds)
 
     async def _admit(self, candidate: Candidate, enrollment_token: str | None) -> IssuedToken:
         if candidate.role is not None:

@@ -1,6 +1,7 @@
 """Nonces that were handed out and wait to be signed.
 
-Kept in memory only: a server that restarts lets its callers ask again, which costs them a second.
+Kept in memory: a server that restarts lets its callers ask again, which costs them a second. Where
+several servers share a database, the others learn of them (`shared_challenges`).
 The table is bounded by dropping what waits longest; to push a caller out between its two calls,
 others would have to ask as often as the table is long. One challenge leads to one answer: who lost
 it gets the same again.
@@ -45,6 +46,8 @@ class Challenge:
     nonce: bytes
     candidate: Candidate
     expires_at: float
+    shared: bool = False
+    """Other servers know of it."""
     tries: int = 0
     answer: IssuedToken | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -66,19 +69,38 @@ class Challenges:
         return len(self._waiting)
 
     def make(self, candidate: Candidate) -> Challenge:
-        now = self._clock.monotonic()
-        self._drop_expired(now)
+        return self._add(
+            Challenge(
+                challenge_id=new_uuid(self._clock),
+                nonce=self._clock.token_bytes(NONCE_BYTES),
+                candidate=candidate,
+                expires_at=self._clock.monotonic() + self._life_seconds,
+            )
+        )
+
+    def _add(self, made: Challenge) -> Challenge:
+        self._drop_expired(self._clock.monotonic())
         if len(self._waiting) >= self._limit:
             self._waiting.popitem(last=False)
             self.crowded_out += 1
-        made = Challenge(
-            challenge_id=new_uuid(self._clock),
-            nonce=self._clock.token_bytes(NONCE_BYTES),
-            candidate=candidate,
-            expires_at=now + self._life_seconds,
-        )
         self._waiting[made.challenge_id] = made
         return made
+
+    def knows(self, challenge_id: str) -> bool:
+        return challenge_id in self._waiting
+
+    def adopt(self, challenge_id: str, *, nonce: bytes, candidate: Candidate, seconds: float) -> None:
+        """Take answers to a challenge that another server made, for as long as it lasts."""
+        expires_at = self._clock.monotonic() + seconds
+        self._add(
+            Challenge(
+                challenge_id=challenge_id,
+                nonce=nonce,
+                candidate=candidate,
+                expires_at=expires_at,
+                shared=True,
+            )
+        )
 
     def attempt(self, challenge_id: str, node_id: str) -> Challenge:
         """The challenge that somebody claims to answer; counts the attempt."""
@@ -89,12 +111,14 @@ class Challenges:
             raise _refused("node", "the challenge was made for another node")
         found.tries += 1
         if found.tries > TRIES_LIMIT:
-            del self._waiting[challenge_id]
+            if not found.shared:  # a shared one would be found again, and its tries forgotten
+                del self._waiting[challenge_id]
             raise _refused("tries", "the challenge was answered too often")
         return found
 
     def _drop_expired(self, now: float) -> None:
-        # They expire in the order in which they were made.
+        # They expire in the order in which they were made, but for those of other servers, which may stay a
+        # little longer than they are good for.
         while self._waiting:
             oldest = next(iter(self._waiting.values()))
             if oldest.expires_at > now:

@@ -42,11 +42,15 @@ from fleetplane.kernel.errors import (
     Unauthenticated,
     Unavailable,
 )
+from fleetplane.kernel.identity.enrolment import Redemption, digest, redeem
 from fleetplane.kernel.store import Draft, Store
 
 InnerT = TypeVar("InnerT", bound=Message)
 CALLS_LIMIT = 65_536
 """Calls remembered; about 200 bytes each. A thousand workers make a call every 5 s for 300 s."""
+CALLS = "edge-worker-call"
+"""The purpose of claims on calls that change something."""
+ACTOR = "system/edge"
 LEADS = frozenset({WorkerRole.CONTROLLER, WorkerRole.HYBRID})
 
 CLUSTER_ID = str(uuid.uuid5(uuid.NAMESPACE_DNS, "aegis-cluster"))
@@ -123,7 +127,7 @@ class Workers:
                 break
             del self._used[oldest]
         if sealed.signature in self._used:
-            raise Unauthenticated("the envelope was used before", details={"cause": "replayed"})
+            raise _used_before()
         self._used[sealed.signature] = sealed.issued_at_ns + round(self._policy.skew_seconds * 1e9)
 
     def _holder(self, claims: NodeClaims) -> Worker:
@@ -135,6 +139,23 @@ class Workers:
         if claims.role != worker.spec.role or claims.thumbprint != thumbprint(worker.spec.public_key):
             raise Unauthenticated("the token is not of the node's current key", details={"cause": "key"})
         return worker
+
+    async def claim(self, sealed: pb.SealNodeEnvelope) -> None:
+        """Use a verified call up for all servers of a shared database: what it changes happens once."""
+        if not self._store.shared:
+            return
+        used = digest(sealed.signature)
+        until_ns = sealed.issued_at_ns + round(self._policy.skew_seconds * 1e9)
+        done = await self._store.transact(
+            lambda draft: redeem(
+                draft, purpose=CALLS, token_digest=used, key_digest=used, expires_at_ns=until_ns
+            ),
+            actor=ACTOR,
+            action="edge.worker_call",
+            touches=(),
+        )
+        if done.value is Redemption.RETRY:
+            raise _used_before()
 
     def registered(
         self, sealed: pb.SealNodeEnvelope | None, inner: type[InnerT], *, method: str
@@ -318,6 +339,10 @@ def must_serve(worker: Worker, tenant: str) -> None:
     if not worker.spec.serves(tenant):
         whose = f"tenant {tenant!r}" if tenant else "all tenants"
         raise PermissionDenied(f"this node does not act for {whose}", hint="its token names its tenants")
+
+
+def _used_before() -> Unauthenticated:
+    return Unauthenticated("the envelope was used before", details={"cause": "replayed"})
 
 
 def _actor(worker: Worker) -> str:
