@@ -61,7 +61,7 @@ def put_cluster(call: WriteCall) -> Cluster:
         version=given.version,
         master_endpoint=given.master_endpoint,
     )
-    return domain.clusters.make(call.draft, domain.clusters.take_number(), spec)
+    return domain.clusters.make(call.draft, domain.clusters.take_number(call.draft), spec)
 
 
 def delete_cluster(call: WriteCall) -> None:
@@ -119,7 +119,7 @@ def put_pin(call: WriteCall) -> Device:
     }
     if call.stored is None:
         spec = GpioSpec(board=number_of(board), pin=pin, **described)
-        number = devices.take_number()
+        number = devices.take_number(call.draft)
         devices.make(call.draft, number, spec)
     else:
         number = device_number(call.stored)

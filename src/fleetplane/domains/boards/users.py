@@ -164,7 +164,7 @@ class People(Accounts[PersonSpec, PersonStatus]):
         return sorted(self._store.list(PERSON, SCOPE), key=lambda one: int(one.name))
 
     async def create(self, spec: PersonSpec, password: str, *, actor: str) -> Person:
-        number = self._numbers.take()
+        number = await self._numbers.take()
         counted = Companion(
             change=lambda draft: self._numbers.record(draft, number), touches=[self._numbers.key]
         )
@@ -181,7 +181,7 @@ class People(Accounts[PersonSpec, PersonStatus]):
         role = self._bound_role(account.name)
         if role is None:
             return None
-        number = self._numbers.take()
+        number = await self._numbers.take()
         counted = Companion(
             change=lambda draft: self._numbers.record(draft, number), touches=[self._numbers.key]
         )

@@ -77,7 +77,7 @@ class CertificateRequests:
         """Written down for somebody to decide; refuses what could never be issued."""
         proven_key(spec.csr_pem)
         spec = ca_rules.checked(spec, self._domains)
-        number = self._numbers.take()
+        number = await self._numbers.take()
 
         def change(draft: Draft) -> CertificateRequest:
             if spec.board is not None and draft.get(BOARD, SCOPE, str(spec.board)) is None:
@@ -117,7 +117,7 @@ class CertificateRequests:
             )
             return await self._decide(number, status, actor=actor)
         spec = certificates.described(made, board=request.spec.board, cluster_id=request.spec.cluster_id)
-        certificate = self._issued.numbers.take()
+        certificate = await self._issued.numbers.take()
         status = RequestStatus(state=RequestState.APPROVED, processed_by=actor, certificate=certificate)
         return await self._decide(number, status, actor=actor, issued=(certificate, spec))
 
@@ -134,7 +134,7 @@ class CertificateRequests:
                 details={"cause": "board"},
             )
         spec = self._again(kept.spec)
-        fresh = self._issued.numbers.take()
+        fresh = await self._issued.numbers.take()
 
         def change(draft: Draft) -> Certificate:
             return self._issued.record(draft, fresh, spec)

@@ -94,7 +94,7 @@ class Boards:
         require_name(facts)
         if (known := taken_by(facts, self.holder)) is not None:
             raise known  # without using up a number
-        number = self.numbers.take()
+        number = await self.numbers.take()
 
         def change(draft: Draft) -> Board:
             if (known := taken_by(facts, _finder(draft))) is not None:

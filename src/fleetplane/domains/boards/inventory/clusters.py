@@ -59,7 +59,7 @@ class Clusters:
         spec = _checked(spec)
         if self._store.claimed_by(CLUSTER, SCOPE, "name", spec.name) is not None:
             raise AlreadyExists(f"there is a cluster named {spec.name!r} already", field="name")
-        number = self._numbers.take()
+        number = await self._numbers.take()
         done = await self._store.transact(
             lambda draft: self.make(draft, number, spec),
             actor=actor,
@@ -68,9 +68,9 @@ class Clusters:
         )
         return done.value
 
-    def take_number(self) -> int:
-        """For a cluster that is about to be made; one that is not made leaves a gap."""
-        return self._numbers.take()
+    def take_number(self, draft: Draft) -> int:
+        """For a cluster that is about to be made in a draft; one that is not made leaves a gap."""
+        return self._numbers.within(draft)
 
     def make(self, draft: Draft, number: int, spec: ClusterSpec) -> Cluster:
         """The change that creates a cluster."""

@@ -133,7 +133,7 @@ class Enrolment:
         attempt = None
         if registration.csr_pem:
             key = proven_key(registration.csr_pem)
-            attempt = self._prepare(registration, facts, key, number, is_new=False)
+            attempt = await self._prepare(registration, facts, key, number, is_new=False)
 
         def change(draft: Draft) -> Board:
             board = _present(draft, number)
@@ -182,8 +182,8 @@ class Enrolment:
     ) -> Registered:
         await self._boards.up_to_date()
         known = self._boards.recognise(facts)
-        number = number_of(known) if known is not None else self._boards.numbers.take()
-        attempt = self._prepare(registration, facts, key, number, is_new=known is None)
+        number = number_of(known) if known is not None else await self._boards.numbers.take()
+        attempt = await self._prepare(registration, facts, key, number, is_new=known is None)
 
         def change(draft: Draft) -> Registered:
             used = tokens.use(draft, token.name, key_digest=key.digest)
@@ -238,7 +238,7 @@ class Enrolment:
             raise _nobody()
         number = number_of(known)
         facts = msgspec.structs.replace(facts, name="")
-        attempt = self._prepare(registration, facts, key, number, is_new=False)
+        attempt = await self._prepare(registration, facts, key, number, is_new=False)
 
         def change(draft: Draft) -> Registered:
             board = _present(draft, number)
@@ -257,7 +257,7 @@ class Enrolment:
             raise PermissionDenied(f"the certificate is for controller {name}", field="name")
         issued = credentials.issue_to_controller(self._authority, key.key, name, days=self._days)
         spec = certificates.described(issued, auto_renew=True)
-        number = self._issued.numbers.take()
+        number = await self._issued.numbers.take()
         touches = self._issued.touches(number)
 
         def change(draft: Draft) -> None:
@@ -273,11 +273,11 @@ class Enrolment:
 
     # What they have in common.
 
-    def _prepare(
+    async def _prepare(
         self, registration: Registration, facts: Facts, key: ProvenKey, number: int, *, is_new: bool
     ) -> _Attempt:
         issued = credentials.issue_to_board(self._authority, key.key, number, days=self._days)
-        certificate = self._issued.numbers.take()
+        certificate = await self._issued.numbers.take()
         attempt = _Attempt(
             registration=registration,
             facts=facts,

@@ -100,7 +100,7 @@ class Devices:
 
     async def create(self, spec: GpioSpec, *, actor: str) -> Device:
         spec = rules.checked(spec, unprotected=self._unprotected)
-        number = self._numbers.take()
+        number = await self._numbers.take()
         done = await self._store.transact(
             lambda draft: self.make(draft, number, spec),
             actor=actor,
@@ -109,9 +109,9 @@ class Devices:
         )
         return done.value
 
-    def take_number(self) -> int:
-        """For a device that is about to be made; one that is not made leaves a gap."""
-        return self._numbers.take()
+    def take_number(self, draft: Draft) -> int:
+        """For a device that is about to be made in a draft; one that is not made leaves a gap."""
+        return self._numbers.within(draft)
 
     def make(self, draft: Draft, number: int, spec: GpioSpec) -> Device:
         """The change that creates a device."""
