@@ -312,6 +312,7 @@ async def _set_back(url: str) -> None:
         await connection.execute("ALTER TABLE meta DROP COLUMN replaced")
         await connection.execute("UPDATE alembic_version SET version_num = '0006'")
         await connection.execute("DROP TABLE seats")
+        await connection.execute("DROP TABLE heard")
         for column in ("agents", "controllers", "bus", "bus_connected"):
             await connection.execute(f"ALTER TABLE servers DROP COLUMN {column}")
         await connection.execute("DROP FUNCTION settle_group")
@@ -336,7 +337,7 @@ async def test_a_database_of_an_older_version_is_migrated_once_when_no_server_us
     expected = await _definition(url)
     await _set_back(url)
     await _renewed(url, "now() + interval '1 hour'")
-    with pytest.raises(Unavailable, match=r"from 0006 to 0009 only while no server .* old does"):
+    with pytest.raises(Unavailable, match=r"from 0006 to 0010 only while no server .* old does"):
         await PostgresEngine.open(url)
     async with asyncio.timeout(DEADLINE_SECONDS):
         connection = await connect(url, LOADER)

@@ -93,6 +93,7 @@ class MemoryDatabase:
         self.audit: list[audit.Row] = []
         self.servers: dict[str, _Server] = {}
         self.seats: list[Author] = [Author()]
+        self.heard: dict[tuple[str, str], float] = {}
         self.locked_by: object | None = None
         self.released = asyncio.Event()
         self.owners: dict[Claim, list[str]] = {}
@@ -205,6 +206,15 @@ class MemoryDatabase:
     def living(self, life_seconds: float) -> dict[str, int]:
         since = self._now_ns() - life_seconds * SECOND_NS
         return {name: row.boot for name, row in self.servers.items() if row.renewed_at_ns > since}
+
+    def hear(self, channel: str, seconds_ago: Mapping[str, float]) -> None:
+        for agent, ago in seconds_ago.items():
+            at = self._now_ns() / SECOND_NS - ago
+            self.heard[channel, agent] = max(at, self.heard.get((channel, agent), at))
+
+    def heard_ago(self, channel: str) -> dict[str, float]:
+        now = self._now_ns() / SECOND_NS
+        return {agent: now - at for (where, agent), at in self.heard.items() if where == channel}
 
     def leave(self, author: Author) -> None:
         row = self.servers[author.server]
@@ -424,6 +434,20 @@ class MemoryEngine:
 
     async def leave(self, author: Author) -> None:
         await self.link.call(lambda: self._database.leave(author))
+
+    async def hear(self, channel: str, seconds_ago: Mapping[str, float]) -> None:
+        await self.link.call(lambda: self._database.hear(channel, seconds_ago))
+
+    async def heard(self, channel: str) -> Mapping[str, float]:
+        return await self.link.call(lambda: self._database.heard_ago(channel))
+
+    async def forget_heard(self, channel: str, agents: Sequence[str]) -> None:
+        for agent in agents:
+            await self.link.call(lambda agent=agent: self._database.heard.pop((channel, agent), None))  # type: ignore[misc]
+
+    async def trim_heard(self, channel: str, older_seconds: float) -> None:
+        old = [agent for agent, ago in (await self.heard(channel)).items() if ago > older_seconds]
+        await self.forget_heard(channel, old)
 
     async def living(self, life_seconds: float) -> Mapping[str, int]:
         return await self.link.call(lambda: self._database.living(life_seconds))

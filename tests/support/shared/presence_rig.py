@@ -14,7 +14,7 @@ from support.shared.storekit import KINDS
 from support.shared.virtual_loop import LoopClock
 
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET
-from fleetplane.kernel.presence import PRESENCE, PresenceSpec, Whereabouts
+from fleetplane.kernel.presence import PRESENCE, Heard, PresenceSpec, Whereabouts
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.kernel.store.servers.standby import Standby
 
@@ -38,6 +38,7 @@ class Server:
     link: Link
     clock: LoopClock
     where: Whereabouts
+    ears: Heard
     moved: list[tuple[str, int]] = field(default_factory=list)
     ended: list[tuple[str, int]] = field(default_factory=list)
     """What was told while this server had the seat."""
@@ -47,6 +48,7 @@ class Server:
     def begin_anew(self) -> None:
         """Forget who is here, as a server does that takes the seat and is built again."""
         self.where = Whereabouts(self.store, self.clock, channel=CHANNEL)
+        self.ears = Heard(self.store, self.clock, channel=CHANNEL)
 
     def kill(self) -> None:
         """The process is gone, and nothing of it reaches the database any more."""
@@ -76,6 +78,7 @@ class Cluster:
             link=link,
             clock=clock,
             where=Whereabouts(standby.store, clock, channel=CHANNEL),
+            ears=Heard(standby.store, clock, channel=CHANNEL),
         )
         begun = asyncio.Event()
         server.task = asyncio.create_task(self._live(server, standby, begun))
@@ -90,7 +93,9 @@ class Cluster:
             begun.set()
             server.where.on_moved(lambda *told: server.moved.append(told))
             with server.store.writing_here():
-                await server.where.run_here()
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(server.where.run_here())
+                    tasks.create_task(server.ears.run_here())
 
         async def ended(agent: str, session: int) -> None:
             server.ended.append((agent, session))
@@ -103,6 +108,7 @@ class Cluster:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(server.where.run_here())
                 tasks.create_task(server.where.run_for_all(ended))
+                tasks.create_task(server.ears.run_here())
                 await store.writing()
 
     async def stop(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, String, Table, Text
 
-SCHEMA_REVISION = "0009"
+SCHEMA_REVISION = "0010"
 """The newest migration. A database that says so is opened without loading Alembic."""
 
 METADATA = MetaData()

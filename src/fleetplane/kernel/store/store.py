@@ -345,14 +345,18 @@ class Store:
         """As whom this process writes: where several servers share the database, its name and boot."""
         return self._writer.author or ALONE
 
+    @property
+    def shared_engine(self) -> SharedEngine | None:
+        """What is kept beside the log where several servers share the database; None on a file."""
+        return cast("SharedEngine", self._engine) if self.shared else None
+
     async def living(self) -> Mapping[str, int]:
         """Servers that may write now, each with its boot; none where this process is the only one.
 
         Raises `Unavailable` if the database cannot be asked.
         """
-        if not self.shared:
-            return {}
-        return await cast("SharedEngine", self._engine).living(seat.LIFE_SECONDS)
+        engine = self.shared_engine
+        return await engine.living(seat.LIFE_SECONDS) if engine is not None else {}
 
     async def confirmed(self) -> None:
         """Return once memory has everything that was acknowledged before, by whichever server.

@@ -163,6 +163,37 @@ class PostgresEngine:
         async with self._reading() as reader:
             return dict(await reader.fetch(query, life_seconds))
 
+    # Who was heard. Beside the log: these rows are no part of the store.
+
+    async def hear(self, channel: str, seconds_ago: Mapping[str, float]) -> None:
+        query = (
+            "INSERT INTO heard AS h (channel, agent, at)"
+            " SELECT $1, n.agent, clock_timestamp() - make_interval(secs => n.ago)"
+            " FROM unnest($2::text[], $3::float8[]) AS n (agent, ago) ORDER BY n.agent"
+            " ON CONFLICT (channel, agent) DO UPDATE SET at = excluded.at WHERE h.at < excluded.at"
+        )
+        async with self._reading() as reader:
+            await reader.execute(query, channel, list(seconds_ago), list(seconds_ago.values()))
+
+    async def heard(self, channel: str) -> Mapping[str, float]:
+        query = (
+            "SELECT agent, greatest(0, extract(epoch FROM clock_timestamp() - at))::float8 FROM heard"
+            " WHERE channel = $1"
+        )
+        async with self._reading() as reader:
+            return dict(await reader.fetch(query, channel))
+
+    async def forget_heard(self, channel: str, agents: Sequence[str]) -> None:
+        async with self._reading() as reader:
+            await reader.execute(
+                "DELETE FROM heard WHERE channel = $1 AND agent = ANY($2::text[])", channel, list(agents)
+            )
+
+    async def trim_heard(self, channel: str, older_seconds: float) -> None:
+        query = "DELETE FROM heard WHERE channel = $1 AND at < clock_timestamp() - make_interval(secs => $2)"
+        async with self._reading() as reader:
+            await reader.execute(query, channel, older_seconds)
+
     # Reading.
 
     @asynccontextmanager

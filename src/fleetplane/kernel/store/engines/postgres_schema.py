@@ -159,6 +159,12 @@ CREATE TABLE servers (
 SEATS = "CREATE TABLE seats (term bigint PRIMARY KEY, server text NOT NULL, boot bigint NOT NULL)"
 """One row for each taking over: who has the highest term has the seat."""
 
+HEARD = """
+CREATE TABLE heard (channel text NOT NULL, agent text NOT NULL, at timestamptz NOT NULL,
+ PRIMARY KEY (channel, agent)) WITH (fillfactor = 50)
+"""
+"""When each agent was heard by any server; written often, beside the log and without its lock."""
+
 TUNING = (
     "ALTER TABLE resources SET (fillfactor = 80)",
     # Appended and trimmed: by threshold, not by share of a table that is mostly the same.
@@ -177,4 +183,4 @@ def statements() -> list[str]:
         made.append(str(CreateTable(table).compile(dialect=dialect)))
         made += [str(CreateIndex(index).compile(dialect=dialect)) for index in table.indexes]
     made.append("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
-    return [*made, SERVERS, SEATS, *TUNING, *FUNCTIONS.values()]
+    return [*made, SERVERS, SEATS, HEARD, *TUNING, *FUNCTIONS.values()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,6 +61,20 @@ class SharedEngine(Engine, Protocol):
 
     async def living(self, life_seconds: float) -> Mapping[str, int]:
         """Servers that renewed within `life_seconds`, each with its boot."""
+        ...
+
+    async def hear(self, channel: str, seconds_ago: Mapping[str, float]) -> None:
+        """Write down when agents were heard, by the database's clock; a later moment that is known stays."""
+        ...
+
+    async def heard(self, channel: str) -> Mapping[str, float]:
+        """How many seconds ago each agent of a channel was heard, by any server."""
+        ...
+
+    async def forget_heard(self, channel: str, agents: Sequence[str]) -> None: ...
+
+    async def trim_heard(self, channel: str, older_seconds: float) -> None:
+        """Forget who was not heard for so long."""
         ...
 
     async def resource(self, kind: str, scope: str, name: str) -> ResourceRow | None:
