@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from fleetplane.domains.instances import figures as of_instances
-from fleetplane.domains.instances.records.reports import Heard, Report
+from fleetplane.domains.instances.kinds import Report
+from fleetplane.domains.instances.records.reports import Heard
 from fleetplane.fleet import figures as module
 from fleetplane.fleet.figures import CPU, MEMORY, FigureKeeper, Measure, Stretch
 from fleetplane.fleet.resources.common import NoStatus, made_up

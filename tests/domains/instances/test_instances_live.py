@@ -11,9 +11,9 @@ import pytest
 from support.instances.instances_lab import TENANT, until
 from support.instances.instances_web_rig import OTHER, SECONDS, Told, two_tenants, web
 
+from fleetplane.domains.instances.kinds import Report
 from fleetplane.domains.instances.live import feed as live_feed
 from fleetplane.domains.instances.live.feed import revision_of
-from fleetplane.domains.instances.records.reports import Report
 from fleetplane.kernel.freeze import freeze, lift
 
 

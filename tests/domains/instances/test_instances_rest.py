@@ -12,8 +12,7 @@ from support.instances.instances_lab import TENANT
 from support.instances.instances_web_rig import OTHER, SECONDS, two_tenants, web
 
 from fleetplane.domains.instances.access import VIEWER
-from fleetplane.domains.instances.kinds import Drain
-from fleetplane.domains.instances.records.reports import Report
+from fleetplane.domains.instances.kinds import Drain, Report
 from fleetplane.domains.instances.rest.remote import OFFERED
 from fleetplane.fleet.findings import shown
 from fleetplane.kernel.freeze import freeze

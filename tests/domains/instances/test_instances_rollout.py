@@ -12,8 +12,8 @@ from support.instances.controller_rig import GROUP, Rig, rig, wanted
 from support.instances.instances_lab import TENANT
 
 from fleetplane.domains.instances.kinds import GROUP as GROUP_KIND
-from fleetplane.domains.instances.kinds import GroupOverride, Instance, group_scope, tenant_scope
-from fleetplane.domains.instances.records.reports import Report, Reports
+from fleetplane.domains.instances.kinds import GroupOverride, Instance, Report, group_scope, tenant_scope
+from fleetplane.domains.instances.records.reports import Reports
 from fleetplane.domains.instances.rollout import GroupTemplates
 from fleetplane.domains.instances.rules.decide import State, state
 from fleetplane.domains.instances.rules.replacing import is_well

@@ -86,6 +86,13 @@ async def test_who_listens_hears_what_another_rings(rig: Rig) -> None:
         await listening.check()
 
 
+async def test_a_line_is_rung_and_checked_at_the_same_time(rig: Rig) -> None:
+    ears = Ears()
+    async with rig.bus.line(MINE, ears.heard) as line:
+        await asyncio.gather(*(line.ring(b"%d" % number) for number in range(9)), line.check(), line.check())
+        await asyncio.gather(*(ears.until(b"%d" % number) for number in range(9)))
+
+
 async def test_installations_do_not_hear_each_other(rig: Rig) -> None:
     mine, other = Ears(), Ears()
     async with rig.bus.line(MINE, mine.heard) as ringing, rig.bus.line(OTHER, other.heard) as elsewhere:

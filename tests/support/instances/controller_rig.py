@@ -17,12 +17,12 @@ from fleetplane.domains.instances.content.downloads import Downloads
 from fleetplane.domains.instances.content.files import Addresses, FileMaker, Secrets
 from fleetplane.domains.instances.content.images import Images
 from fleetplane.domains.instances.controllers.assembly import Machinery
-from fleetplane.domains.instances.kinds import Instance, InstanceStatus
+from fleetplane.domains.instances.kinds import Instance, InstanceStatus, Report
 from fleetplane.domains.instances.providers.contract import ProviderContext
 from fleetplane.domains.instances.providers.mock.provider import MockProvider
 from fleetplane.domains.instances.records.groups import Groups, GroupView, SilencePolicy
 from fleetplane.domains.instances.records.instances import Instances
-from fleetplane.domains.instances.records.reports import Report, Reports
+from fleetplane.domains.instances.records.reports import Reports
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.domains.instances.server import BLUEPRINT
 from fleetplane.kernel.attention import Attention

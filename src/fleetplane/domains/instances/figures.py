@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fleetplane.domains.instances.records.reports import Heard, Report
+from fleetplane.domains.instances.kinds import Report
+from fleetplane.domains.instances.records.reports import Heard
 from fleetplane.fleet.figures import CPU, MEMORY, Measure
 from fleetplane.kernel.values.times import NS
 

@@ -1,12 +1,14 @@
 """What the instances domain keeps.
 
 An instance's state is not stored as a word; it follows from which of its moments have come
-(see `rules`). Health reports are not stored at all: they move the liveness of the instance,
-and only what follows from them is written.
+(see `rules`). Health reports move the liveness of the instance, and only what follows from them is
+written; where servers share a database, the last of each instance is stored as well, for all of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -183,6 +185,52 @@ class SecretRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Tenants whose instances may receive it, `*` for all; empty: whose template names it literally."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One health report, in one form for all generations."""
+
+    instance: str
+    version: str = ""
+    count: int = 0
+    config_hash: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Files on the instance: empty text for one that is well, else what is wrong with it."""
+    issued: Mapping[str, int] = field(default_factory=dict)
+    """When those of them that are certificates, and are well, were written, by the agent's clock."""
+    termination_action: str = ""
+    """Not empty: the provider announced that it will take the instance away."""
+    termination_deadline_ns: int | None = None
+    cpu_usage: float | None = None
+    memory_usage: float | None = None
+    conntrack_percent: float | None = None
+    """How full the table of tracked connections is."""
+    dropped_packets: int | None = None
+    """Counted since the machine started, in both directions."""
+    received_bytes: int | None = None
+    sent_bytes: int | None = None
+    """Counted since the machine started, of the interface that it watches."""
+    connections: Mapping[int, int] = field(default_factory=dict)
+    """TCP connections by target port."""
+
+
+class HeardReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A report, and when it came by the clock of the database."""
+
+    at_ns: int
+    report: Report
+
+
+class ImageFound(msgspec.Struct, frozen=True, kw_only=True):
+    """What the provider said for the filters of an image."""
+
+    id: str
+    problem: str
+
+
+class InForce(msgspec.Struct, frozen=True, kw_only=True):
+    etag: str
+
+
 Instance = Resource[InstanceSpec, InstanceStatus]
 
 INSTANCE: Kind[InstanceSpec, InstanceStatus] = Kind(name="instance", spec=InstanceSpec, status=InstanceStatus)
@@ -193,4 +241,12 @@ OPERATOR: Kind[OperatorRecord, Nothing] = Kind(name="instance-operator", spec=Op
 NONCE: Kind[OperatorNonce, Nothing] = Kind(name="instance-nonce", spec=OperatorNonce, status=Nothing)
 SECRET: Kind[SecretRecord, Nothing] = Kind(name="instance-secret", spec=SecretRecord, status=Nothing)
 
-KINDS = (INSTANCE, GROUP, TENANT, PUBLIC_KEY, OPERATOR, NONCE, SECRET)
+REPORT: Kind[HeardReport, Nothing] = Kind("instance-report", HeardReport, Nothing)
+"""The last report of an instance, by its id, where servers share a database; on a file none is stored."""
+IMAGE: Kind[ImageFound, Nothing] = Kind("instance-image", ImageFound, Nothing)
+"""By a digest of the image's description, where servers share a database: one of them asks the provider, and
+all make files."""
+CONFIGURATION: Kind[InForce, Nothing] = Kind("instance-configuration", InForce, Nothing)
+"""Which document is in force, by shard, where servers share a database."""
+
+KINDS = (INSTANCE, GROUP, TENANT, PUBLIC_KEY, OPERATOR, NONCE, SECRET, REPORT, IMAGE, CONFIGURATION)

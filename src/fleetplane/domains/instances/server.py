@@ -23,6 +23,7 @@ from fleetplane.domains.instances.desired import WRITERS
 from fleetplane.domains.instances.explain import GroupExplainer, InstanceExplainer
 from fleetplane.domains.instances.grpc.admin import AdminService
 from fleetplane.domains.instances.grpc.agents import AgentService
+from fleetplane.domains.instances.grpc.anywhere import PLACES, AgentsAnywhere
 from fleetplane.domains.instances.grpc.authority import AuthorityService
 from fleetplane.domains.instances.grpc.operator_groups import OperatorGroups
 from fleetplane.domains.instances.grpc.operators import OperatorService
@@ -60,11 +61,12 @@ from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFou
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.objects import Objects
+from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.reconcile import Explanations, Reconciler
 from fleetplane.kernel.reconcile.metrics import ReconcileCollector
 from fleetplane.kernel.sessions.metrics import SessionCollector
 from fleetplane.kernel.sessions.sessions import STOPPING, Sessions
-from fleetplane.rpc import Authentication, Authenticator, Rate, service_rows
+from fleetplane.rpc import Authentication, Authenticator, Needs, Rate, service_rows
 from fleetplane.web.ops import Mount
 
 log = structlog.get_logger(__name__)
@@ -113,6 +115,7 @@ BLUEPRINT = Blueprint(
             authentication=authentication,
             rate=rate,
             reads=("ListFreezes",) if service is _ADMIN else (),
+            needs=Needs.WRITES if listener in (REGISTRATION, AGENT) else Needs.ACTIVE,
         )
     ),
     grants={
@@ -205,7 +208,8 @@ class InstanceDomain:
         self._revocations = kernel.revocations
         self._sessions = Sessions(self._revocations)
         self._instances = Instances(kernel.store)
-        self._reports = Reports(kernel.clock)
+        self._reports = Reports(kernel.clock, kernel.store)
+        places = Whereabouts(kernel.store, kernel.clock, channel=PLACES)
         self._activity = Activity(kernel.clock)
         self.errors = self._errors = ErrorFeed(kernel.clock)
         self._explanations = Explanations()
@@ -249,7 +253,7 @@ class InstanceDomain:
         self._groups.on_change(lambda _changed: self._activity.keep(set(self._groups.views())))
         for authority in (kernel.authority, workloads):
             authority.subscribe(self._groups.trust_changed)
-        self._images = Images(kernel.clock)
+        self._images = Images(kernel.clock, kernel.store)
         self._downloads = Downloads(objects, kernel.clock, private_hosts=options.userdata_hosts)
         secrets = Secrets(objects, kernel.master, self._secret_tenants)
         self._files = FileMaker(
@@ -278,7 +282,9 @@ class InstanceDomain:
             look_at=self.look_at,
             disconnected=self._agent_went,
             complain=self._errors.tell,
+            places=places,
         )
+        self._anywhere = AgentsAnywhere(kernel.store, self._instances, self._reports, self._agents, places)
         self._operators = OperatorService(
             store=kernel.store,
             instances=self._instances,
@@ -402,6 +408,9 @@ class InstanceDomain:
         except InvalidArgument as error:
             log.error("instances.bad_configuration", shard=self._options.shard, error=error.message)
 
+    async def prepare_here(self) -> None:
+        """Nothing: which configuration is in force is followed."""
+
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         self._bound = addresses
 
@@ -411,6 +420,14 @@ class InstanceDomain:
             tasks.create_task(self._run_machinery())
             tasks.create_task(self.templates.run(), name="instances/templates")
             tasks.create_task(self.rest.family.run(), name="instances/rest")
+            if self.store.shared:
+                tasks.create_task(self._anywhere.run_here(), name="instances/here")
+                tasks.create_task(self._anywhere.run_for_all(self._agent_went), name="instances/everywhere")
+
+    async def run_here(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._groups.follow(), name="instances/configuration")
+            tasks.create_task(self._anywhere.run_here(), name="instances/here")
 
     async def _run_machinery(self) -> None:
         await self._configured.wait()

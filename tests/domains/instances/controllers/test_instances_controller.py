@@ -9,9 +9,9 @@ import pytest
 from support.instances.controller_rig import COLLECTION, GROUP, rig, wanted
 from support.instances.instances_lab import TENANT
 
+from fleetplane.domains.instances.kinds import Report
 from fleetplane.domains.instances.providers.contract import ProviderStatus
 from fleetplane.domains.instances.providers.mock.provider import Fault
-from fleetplane.domains.instances.records.reports import Report
 from fleetplane.domains.instances.rules.decide import Cause, State
 
 NS = 1_000_000_000

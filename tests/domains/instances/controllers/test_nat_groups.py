@@ -11,10 +11,9 @@ from support.instances.instances_lab import TENANT
 
 from fleetplane.domains.instances import wire
 from fleetplane.domains.instances.configuration.schema import Nat
-from fleetplane.domains.instances.kinds import Instance
+from fleetplane.domains.instances.kinds import Instance, Report
 from fleetplane.domains.instances.providers.contract import Capability, Description
 from fleetplane.domains.instances.providers.mock.provider import Fault
-from fleetplane.domains.instances.records.reports import Report
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.domains.instances.rules import nat
 from fleetplane.domains.instances.rules.decide import Cause, State

@@ -14,9 +14,8 @@ from cryptography.hazmat.primitives import serialization
 from google.protobuf.timestamp_pb2 import Timestamp
 from support.instances.operator_rig import OTHER, TENANT, Rig, document, make_key, operator_rig
 
-from fleetplane.domains.instances.kinds import GROUP, NONCE, SECRET
+from fleetplane.domains.instances.kinds import GROUP, NONCE, SECRET, Report
 from fleetplane.domains.instances.records.operators import record_nonce
-from fleetplane.domains.instances.records.reports import Report
 from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.clock import SystemClock

@@ -21,8 +21,7 @@ from support.instances.operator_rig import (
     operator_rig,
 )
 
-from fleetplane.domains.instances.kinds import OPERATOR, tenant_scope
-from fleetplane.domains.instances.records.reports import Report
+from fleetplane.domains.instances.kinds import OPERATOR, Report, tenant_scope
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.gen.nstance.v1 import operator_pb2
 from fleetplane.kernel.clock import Clock, SystemClock

@@ -8,20 +8,27 @@ unresolved, and whoever renders its name learns why.
 
 from __future__ import annotations
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from fleetplane.domains.instances.configuration import Configuration
 from fleetplane.domains.instances.configuration.schema import Image
 from fleetplane.domains.instances.controllers.provider_guard import GuardedProvider
+from fleetplane.domains.instances.kinds import IMAGE, ImageFound
 from fleetplane.domains.instances.providers.contract import Capability, ImageQuery
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError
+from fleetplane.kernel.store import Draft, Store
 
 log = structlog.get_logger(__name__)
+
+SCOPE = ""
 
 KEPT_LIMIT = 256
 """Images remembered, those looked up last; a document has a handful."""
@@ -62,8 +69,9 @@ class ImageIds(Mapping[str, str]):
 
 
 class Images:
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, store: Store | None = None) -> None:
         self._clock = clock
+        self._store = store if store is not None and store.shared else None
         self._found: OrderedDict[Image, _Found] = OrderedDict()
         self.looked_up = 0
 
@@ -75,19 +83,38 @@ class Images:
         known: dict[str, str] = {}
         unresolved: dict[str, str] = {}
         for name, image in configuration.images.items():
-            found = self._found.get(image)
+            found = self._found.get(image) or self._told(image)
             if image_id := (found.id if found is not None else "") or image.fallback:
                 known[name] = image_id
             else:
                 unresolved[name] = found.problem if found is not None else "it was not looked up yet"
         return ImageIds(known, unresolved)
 
+    def _told(self, image: Image) -> ImageFound | None:
+        """What another server has found."""
+        found = None if self._store is None else self._store.get(IMAGE, SCOPE, _name(image))
+        return found.spec if found is not None else None
+
+    async def _tell(self, image: Image, found: ImageFound) -> None:
+        if self._store is None or self._told(image) == found:
+            return
+
+        def change(draft: Draft) -> None:
+            draft.put(IMAGE, SCOPE, _name(image), spec=found)
+
+        key = IMAGE.key(SCOPE, _name(image))
+        with suppress(FleetplaneError):  # told with the next look-up
+            await self._store.transact(
+                change, actor="system/instances", action="instances.image", touches=[key]
+            )
+
     async def refresh(self, provider: GuardedProvider, configuration: Configuration) -> None:
         """Look up what is not known, or not any more; never raises, the ids say what is missing."""
         for name, image in configuration.images.items():
             found = self._found.get(image)
             if found is None or self._clock.monotonic() >= found.again_at:
-                await self._look_up(provider, configuration, name, image, found.id if found else "")
+                known = found or self._told(image)
+                await self._look_up(provider, configuration, name, image, known.id if known else "")
 
     async def _look_up(
         self, provider: GuardedProvider, configuration: Configuration, name: str, image: Image, before: str
@@ -107,6 +134,7 @@ class Images:
             id=image_id or before, problem=problem, again_at=self._clock.monotonic() + interval
         )
         self._found.move_to_end(image)
+        await self._tell(image, ImageFound(id=image_id or before, problem=problem))
         while len(self._found) > KEPT_LIMIT:
             self._found.popitem(last=False)
         if problem:
@@ -114,6 +142,10 @@ class Images:
             log.warning("instances.image_unresolved", image=name, why=problem, used=used)
         elif image_id != before:
             log.info("instances.image", image=name, id=image_id, before=before)
+
+
+def _name(image: Image) -> str:
+    return hashlib.sha256(msgspec.json.encode(query(image), order="deterministic")).hexdigest()
 
 
 def query(image: Image) -> ImageQuery:

@@ -311,12 +311,12 @@ class GroupController:
     async def recheck(self, instance: Instance) -> None:
         """Ask the provider a few times about the instance of an agent that disconnected, until it is back."""
         name, tenant = instance.name, tenant_of(instance)
-        heard = self._parts.reports.last(name)
+        heard_at_ns = self._heard_at_ns(name)
         for seconds in RECHECKS_SECONDS:
             jitter = 0.75 + self._parts.clock.random() / 2
             await self._parts.clock.sleep(seconds * jitter)
             current = self._parts.instances.find(tenant, name)
-            if current is None or self._parts.reports.last(name) is not heard:
+            if current is None or self._heard_at_ns(name) != heard_at_ns:
                 return
             try:
                 await self._parts.observations.look_at(current)
@@ -325,6 +325,10 @@ class GroupController:
             if self._parts.observations.lost(current):
                 self.look_at(tenant, current.spec.group)
                 return
+
+    def _heard_at_ns(self, name: str) -> int | None:
+        heard = self._parts.reports.last(name)
+        return heard.at_ns if heard is not None else None
 
 
 def _troubles(members: Sequence[rules.Member], told: Sequence[Reason]) -> list[Reason]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import msgspec
 import structlog
@@ -19,11 +20,11 @@ from fleetplane.domains.instances import credentials, figures, wire
 from fleetplane.domains.instances.configuration import Configuration
 from fleetplane.domains.instances.content.files import FileMaker, certificate_lives, keys_wanted
 from fleetplane.domains.instances.credentials import ClientRole
-from fleetplane.domains.instances.kinds import Instance, InstanceStatus, tenant_of
+from fleetplane.domains.instances.kinds import Instance, InstanceStatus, Report, tenant_of
 from fleetplane.domains.instances.records.groups import Groups, GroupView
 from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.records.listener_activity import Activity
-from fleetplane.domains.instances.records.reports import Report, Reports
+from fleetplane.domains.instances.records.reports import Reports
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.domains.instances.rules import delivery
 from fleetplane.domains.instances.rules.delivery import Holding, Patch, Sent
@@ -34,7 +35,8 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, PermissionDenied
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.certificates import peer_identity
-from fleetplane.kernel.sessions.sessions import Session, Sessions
+from fleetplane.kernel.presence import Whereabouts
+from fleetplane.kernel.sessions.sessions import SUPERSEDED, Session, Sessions
 from fleetplane.kernel.values.timestamps import timestamp
 from fleetplane.rpc import CallContext
 
@@ -76,7 +78,9 @@ class AgentService:
         look_at: Callable[[str, str], None],
         disconnected: Callable[[Instance], None],
         complain: ErrorSink,
+        places: Whereabouts,
     ) -> None:
+        """`places` knows on which server each stream of an agent is, where there are several."""
         self._instances = instances
         self._groups = groups
         self._reports = reports
@@ -89,9 +93,13 @@ class AgentService:
         self._look_at = look_at
         self._disconnected = disconnected
         self._complain = complain
+        self._places = places
+        self._sessions_at: dict[tuple[str, int], Session[None]] = {}
+        """By the name of a stream's place and the number it has there."""
         self._sent: dict[str, Sent] = {}
         self._warned_at_ns: dict[str, int] = {}
         groups.on_change(self.wake_groups)
+        places.on_moved(self._moved)
 
     # Waking.
 
@@ -106,6 +114,11 @@ class AgentService:
             if (tenant_of(instance), instance.spec.group) in groups:
                 self.wake(instance.name)
 
+    def keys_came(self, instance: str) -> None:
+        """A certificate that waited for its key may go out now."""
+        self._sent.pop(instance, None)
+        self.wake(instance)
+
     def forget(self, instance: str) -> None:
         """The instance is gone for good."""
         self._sent.pop(instance, None)
@@ -117,7 +130,7 @@ class AgentService:
         self, _request: Empty, context: CallContext
     ) -> AsyncIterator[agent_pb2.KeyGenerationRequest]:
         tenant, name = credentials.client_of(context.principal)
-        with self._open(context, KEYS) as session:
+        async with self._opened(context, KEYS) as session:
             asked: dict[str, int] = {}
             await context.send_initial_metadata(())
             session.offer(None)
@@ -130,7 +143,7 @@ class AgentService:
         self, _request: Empty, context: CallContext
     ) -> AsyncIterator[agent_pb2.FileTransfer]:
         tenant, name = credentials.client_of(context.principal)
-        with self._open(context, FILES) as session:
+        async with self._opened(context, FILES) as session:
             self._sent.pop(name, None)
             await context.send_initial_metadata(())
             session.offer(None)
@@ -157,13 +170,12 @@ class AgentService:
                 raise InvalidArgument("filename must be a base name", field=f"keys[{index}].filename")
             pems[filename] = credentials.key_pem(key).decode()
         await self._instances.keep_keys(tenant, name, pems, actor=context.principal.name)
-        self._sent.pop(name, None)  # a certificate that waited for its key may go out now
-        self.wake(name)
+        self.keys_came(name)
         return Empty()
 
     async def SubmitHealthReport(self, requests: AsyncIterator[bytes], context: CallContext) -> Empty:
         tenant, name = credentials.client_of(context.principal)
-        with self._open(context, REPORTS) as session:
+        async with self._opened(context, REPORTS) as session:
             try:
                 async with until_closed(session):
                     async for body in requests:
@@ -177,6 +189,29 @@ class AgentService:
         return Empty()
 
     # How they do it.
+
+    @asynccontextmanager
+    async def _opened(self, context: CallContext, stream: str) -> AsyncIterator[Session[None]]:
+        """A stream that ends the agent's older one of that kind, on whichever server that is."""
+        with self._open(context, stream) as session:
+            if not self._places.shared:
+                yield session
+                return
+            place = place_of(session.agent, stream)
+            number = await self._places.enter(place)
+            self._sessions_at[place, number] = session
+            try:
+                if self._places.session_here(place) != number:
+                    session.close(SUPERSEDED)
+                yield session
+            finally:
+                del self._sessions_at[place, number]
+                await self._places.leave(place, number)
+
+    def _moved(self, place: str, number: int) -> None:
+        session = self._sessions_at.get((place, number))
+        if session is not None:
+            session.close(SUPERSEDED)
 
     def _open(self, context: CallContext, stream: str) -> Session[None]:
         tenant, name = credentials.client_of(context.principal)
@@ -198,21 +233,35 @@ class AgentService:
         if instance is None:
             raise PermissionDenied(f"instance {report.instance!r} is not known any more")
         heard = self._reports.last(report.instance)
-        if report.connections and heard is not None:
-            self._activity.compare(tenant, instance.spec.group, heard.report.connections, report.connections)
+        if not self._places.shared:
+            self._reported(instance, heard.report if heard is not None else None, report)
         self._figures.take(
             instance.scope, instance.name, figures.figures(report, heard, self._clock.now_ns())
         )
         self._reports.take(report)
         await self._note_version(tenant, instance, report)
-        if report.termination_action:
-            self._look_at(tenant, instance.spec.group)
         self._warn_of_end(tenant, instance)
         broken = sorted(name for name, error in report.files.items() if error)
         if broken:
             text = f"file {broken[0]} was refused: {report.files[broken[0]]}"
             self._complain(tenant, instance.spec.group, instance.name, text)
-        self.wake(report.instance)
+        if not self._places.shared:
+            self.wake(report.instance)
+
+    def reported_anywhere(self, before: Report | None, report: Report) -> None:
+        """A report has been written down, by this server or another one."""
+        tenant = self._instances.tenant_of(report.instance)
+        instance = self._instances.find(tenant, report.instance) if tenant is not None else None
+        if instance is not None:
+            self._reported(instance, before, report)
+            self.wake(report.instance)
+
+    def _reported(self, instance: Instance, before: Report | None, report: Report) -> None:
+        tenant, group = tenant_of(instance), instance.spec.group
+        if report.connections and before is not None:
+            self._activity.compare(tenant, group, before.connections, report.connections)
+        if report.termination_action:
+            self._look_at(tenant, group)
 
     def _warn_of_end(self, tenant: str, instance: Instance) -> None:
         """Tell operators, once a day, of an agent that will soon not be let in any more."""
@@ -309,6 +358,11 @@ class AgentService:
         return Holding(
             at_ns=heard.at_ns, config_hash=report.config_hash, files=report.files, outdated=outdated
         )
+
+
+def place_of(instance: str, stream: str) -> str:
+    """What one of an agent's streams is called among those who have it."""
+    return f"{instance}/{stream}"
 
 
 def _transfers(patch: Patch, made: dict[str, bytes], now_ns: int) -> list[agent_pb2.FileTransfer]:

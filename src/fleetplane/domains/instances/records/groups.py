@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import structlog
@@ -18,8 +19,8 @@ from fleetplane.domains.instances.configuration.hashes import infra_hash, runtim
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup, effective, on_demand
 from fleetplane.domains.instances.content.files import names_authority
 from fleetplane.domains.instances.credentials import DEFAULT_LIFE_HOURS, OPERATOR_LIFE_HOURS, ClientRole
-from fleetplane.domains.instances.kinds import GROUP, Instance, group_scope, tenant_of
-from fleetplane.domains.instances.records.instances import Instances
+from fleetplane.domains.instances.kinds import CONFIGURATION, GROUP, InForce, Instance, group_scope, tenant_of
+from fleetplane.domains.instances.records.instances import SERVER, Instances
 from fleetplane.domains.instances.records.versions import SUBJECT, at_version, encoded
 from fleetplane.domains.instances.rules import quotas
 from fleetplane.domains.instances.rules.decide import Policy
@@ -27,14 +28,16 @@ from fleetplane.domains.instances.rules.plans import Rolling
 from fleetplane.fleet.rollouts.holds import HoldReader, running
 from fleetplane.fleet.rollouts.holds import digest as digest_of
 from fleetplane.kernel.attention import Attention
-from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, NotFound
+from fleetplane.kernel.errors import Compacted, FailedPrecondition, FleetplaneError, NotFound
 from fleetplane.kernel.identity.enrolment import digest
 from fleetplane.kernel.objects import Objects
 from fleetplane.kernel.rollout import amounts
-from fleetplane.kernel.store import Store
+from fleetplane.kernel.store import Draft, Store
 
 log = structlog.get_logger(__name__)
 
+FOLLOW_RETRY_SECONDS = 5.0
+"""Between tries to read the document that another server has put in force."""
 GroupKey = tuple[str, str]
 """Tenant and group."""
 Holding = Callable[[Mapping[GroupKey, "GroupView"], Mapping[GroupKey, "GroupView"]], Awaitable[None]]
@@ -116,6 +119,8 @@ class Groups:
         self._versions: dict[tuple[str, str, str], GroupView] = {}
         """Groups at versions that are kept, by tenant, key and version; as long as `_views` are good."""
         self._holding: Holding | None = None
+        self.leads = store.elsewhere is None
+        """Whether this server says which document is in force; one that stands by follows."""
 
     def __repr__(self) -> str:
         etag = self._loaded.etag if self._loaded else "none"
@@ -166,10 +171,11 @@ class Groups:
         if before is not None and found.etag == before.etag:
             return Refreshed(updated=False, before=before.etag, after=before.etag)
         self._admit(found.configuration)
-        if self._holding is not None:
+        if self._holding is not None and self.leads:
             unresolved = self._unresolved
             coming, self._unresolved = self._compute(found.configuration), unresolved
             await self._holding(self.views(), coming)
+        await self._tell(found.etag)
         old = self.views()
         self._loaded = found
         new = self.views()
@@ -185,6 +191,44 @@ class Groups:
         for listener in tuple(self._listeners):
             listener(changed)
         return Refreshed(updated=True, before=before.etag if before else "", after=found.etag)
+
+    async def _tell(self, etag: str) -> None:
+        """Other servers of the same database read the document when they see that another is in force."""
+        name = self._shard
+        known = self._store.get(CONFIGURATION, "", name)
+        if not self.leads or not self._store.shared or (known is not None and known.spec.etag == etag):
+            return
+
+        def change(draft: Draft) -> None:
+            draft.put(CONFIGURATION, "", name, spec=InForce(etag=etag))
+
+        await self._store.transact(
+            change,
+            actor=SERVER,
+            action="instances.configuration",
+            touches=[CONFIGURATION.key("", name)],
+        )
+
+    async def follow(self) -> None:
+        """Put in force what the active server has put in force, until cancelled."""
+        while True:
+            with self._store.watch(CONFIGURATION) as watch, suppress(Compacted):
+                while True:
+                    if await self._followed():
+                        await watch.next()
+                    else:
+                        await self._store.clock.sleep(FOLLOW_RETRY_SECONDS)
+
+    async def _followed(self) -> bool:
+        known = self._store.get(CONFIGURATION, "", self._shard)
+        if known is None:
+            return True  # none is in force anywhere
+        try:
+            await self.refresh()
+        except FleetplaneError as error:
+            log.warning("instances.configuration_not_read", shard=self._shard, error=error.message)
+            return False
+        return True
 
     def trust_changed(self) -> None:
         """Other authorities are trusted: files that name them are others now."""

@@ -15,6 +15,7 @@ from fleetplane.domains.instances.kinds import (
     GROUP,
     INSTANCE,
     PUBLIC_KEY,
+    REPORT,
     TENANT,
     Drain,
     GroupOverride,
@@ -26,6 +27,7 @@ from fleetplane.domains.instances.kinds import (
     tenant_of,
     tenant_scope,
 )
+from fleetplane.domains.instances.records import reports
 from fleetplane.kernel.errors import NotFound, ResourceExhausted
 from fleetplane.kernel.resources import Key, Nothing, Resource
 from fleetplane.kernel.store import ABSENT, Draft, Store
@@ -59,6 +61,10 @@ class Instances:
 
     def find(self, tenant: str, name: str) -> Instance | None:
         return self._store.get(INSTANCE, tenant_scope(tenant), name)
+
+    def tenant_of(self, name: str) -> str | None:
+        """Whose an instance is, by its id alone."""
+        return self._store.claimed_by(INSTANCE, "", "id", name)
 
     def all(self, tenant: str | None = None) -> Sequence[Instance]:
         return self._store.list(INSTANCE, "" if tenant is None else tenant_scope(tenant))
@@ -156,14 +162,17 @@ class Instances:
             Key(PUBLIC_KEY.name, scope, key) for key in _key_names(self._store.list(PUBLIC_KEY, scope), name)
         ]
 
+        report = REPORT.key(reports.SCOPE, name)
+
         def change(draft: Draft) -> None:
             draft.release(INSTANCE, "", "id", name, tenant)
-            for kind, key in ((INSTANCE, _key(tenant, name)), *((PUBLIC_KEY, key) for key in keys)):
+            doomed = ((INSTANCE, _key(tenant, name)), (REPORT, report), *((PUBLIC_KEY, key) for key in keys))
+            for kind, key in doomed:
                 if draft.get(kind, key.scope, key.name) is not None:  # type: ignore[arg-type]
                     draft.delete(kind, key.scope, key.name)  # type: ignore[arg-type]
 
         await self._store.transact(
-            change, actor=SERVER, action="instances.purge", touches=[_key(tenant, name), *keys]
+            change, actor=SERVER, action="instances.purge", touches=[_key(tenant, name), report, *keys]
         )
 
     # Keys that agents made.

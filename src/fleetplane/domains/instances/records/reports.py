@@ -1,39 +1,24 @@
-"""The latest reports of agents, in memory; lasting consequences are written by the controllers."""
+"""The latest reports of agents; lasting consequences are written by the controllers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
+import structlog
+
+from fleetplane.domains.instances.kinds import INSTANCE, REPORT, HeardReport, Report
+from fleetplane.fleet.streams.status_writer import StatusWriter
 from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import Compacted, FleetplaneError
+from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.watch import EventType
 
+log = structlog.get_logger(__name__)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """One health report, in one form for all generations."""
-
-    instance: str
-    version: str = ""
-    count: int = 0
-    config_hash: str = ""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Files on the instance: empty text for one that is well, else what is wrong with it."""
-    issued: Mapping[str, int] = field(default_factory=dict)
-    """When those of them that are certificates, and are well, were written, by the agent's clock."""
-    termination_action: str = ""
-    """Not empty: the provider announced that it will take the instance away."""
-    termination_deadline_ns: int | None = None
-    cpu_usage: float | None = None
-    memory_usage: float | None = None
-    conntrack_percent: float | None = None
-    """How full the table of tracked connections is."""
-    dropped_packets: int | None = None
-    """Counted since the machine started, in both directions."""
-    received_bytes: int | None = None
-    sent_bytes: int | None = None
-    """Counted since the machine started, of the interface that it watches."""
-    connections: Mapping[int, int] = field(default_factory=dict)
-    """TCP connections by target port."""
+SCOPE = ""
+"""Ids of instances are unique among all tenants."""
 
 
 @dataclass(slots=True)
@@ -43,12 +28,18 @@ class Heard:
 
 
 class Reports:
-    """The last report of every instance; a new server gives everyone the time it has itself."""
+    """The last report of every instance; a new server gives everyone the time it has itself.
 
-    def __init__(self, clock: Clock) -> None:
+    Where servers share a database, an instance may report to any of them: reports are written there, many in
+    one transaction, and each server knows those of all.
+    """
+
+    def __init__(self, clock: Clock, store: Store | None = None) -> None:
         self._clock = clock
+        self._store = store if store is not None and store.shared else None
         self._started_at_ns = clock.now_ns()
         self._heard: dict[str, Heard] = {}
+        self._writer: StatusWriter[Heard] = StatusWriter(clock, self._write, failed=_not_written)
         self.received = 0
 
     def __repr__(self) -> str:
@@ -56,20 +47,76 @@ class Reports:
 
     def take(self, report: Report) -> None:
         self.received += 1
-        self._heard[report.instance] = Heard(at_ns=self._clock.now_ns(), report=report)
+        heard = self._heard[report.instance] = Heard(at_ns=self._clock.now_ns(), report=report)
+        if self._store is not None:
+            self._writer.note(report.instance, heard)
 
     def heard_at_ns(self, instance: str, registered_at_ns: int | None) -> int | None:
         """When it was last heard; before its first report, when it registered or we started.
 
-        A report from a moment that has yet to come was taken before the clock was set back.
+        A report from a moment that has yet to come was taken before the clock was set back. One that is older
+        than this server's beginning may have been followed by others that nobody could write down.
         """
-        if (heard := self._heard.get(instance)) is not None:
-            heard.at_ns = min(heard.at_ns, self._clock.now_ns())
-            return heard.at_ns
-        return None if registered_at_ns is None else max(registered_at_ns, self._started_at_ns)
+        heard = self.last(instance)
+        if heard is None:
+            return None if registered_at_ns is None else max(registered_at_ns, self._started_at_ns)
+        heard.at_ns = min(heard.at_ns, self._clock.now_ns())
+        return heard.at_ns if self._store is None else max(heard.at_ns, self._started_at_ns)
 
     def last(self, instance: str) -> Heard | None:
-        return self._heard.get(instance)
+        own = self._heard.get(instance)
+        found = None if self._store is None else self._store.get(REPORT, SCOPE, instance)
+        if found is None or (own is not None and own.at_ns >= found.spec.at_ns):
+            return own
+        return Heard(at_ns=found.spec.at_ns, report=found.spec.report)
 
     def forget(self, instance: str) -> None:
         self._heard.pop(instance, None)
+
+    # Where several servers are told.
+
+    async def run(self) -> None:
+        """Write down what comes in, until cancelled."""
+        if self._store is not None:
+            await self._writer.run()
+
+    async def _write(self, batch: Sequence[tuple[str, Heard]]) -> None:
+        assert self._store is not None
+
+        def change(draft: Draft) -> None:
+            for name, heard in batch:
+                if draft.claimed_by(INSTANCE, "", "id", name) is None:
+                    continue  # purged meanwhile
+                known = draft.get(REPORT, SCOPE, name)
+                if known is None or known.spec.at_ns < heard.at_ns:
+                    spec = HeardReport(at_ns=heard.at_ns, report=heard.report)
+                    draft.put(REPORT, SCOPE, name, spec=spec)
+
+        await self._store.transact(
+            change,
+            actor="system/instances",
+            action="instances.reports",
+            touches=[REPORT.key(SCOPE, name) for name, _ in batch],
+        )
+
+    async def follow(self, told: Callable[[Report | None, Report], None]) -> None:
+        """Tell of each report that comes, to whichever server, with the one before it; until cancelled."""
+        if self._store is None:
+            return
+        while True:
+            with self._store.watch(REPORT) as watch:
+                before = {one.name: one.spec.report for one in self._store.list(REPORT)}
+                with suppress(Compacted):  # too much has happened: begin with what is known by now
+                    async for batch in watch:
+                        for event in batch.events:
+                            name, report = event.resource.name, event.resource.spec.report
+                            if event.type is EventType.DELETED:
+                                before.pop(name, None)
+                                self.forget(name)
+                            else:
+                                told(before.get(name), report)
+                                before[name] = report
+
+
+def _not_written(count: int, error: FleetplaneError) -> None:
+    log.warning("instances.reports_not_written", reports=count, error=error.message)

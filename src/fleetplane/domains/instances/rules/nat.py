@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fleetplane.domains.instances.configuration.schema import Nat, Thresholds
-from fleetplane.domains.instances.records.reports import Report
+from fleetplane.domains.instances.kinds import Report
 from fleetplane.domains.instances.rules.plans import Action, Create, Member, Plan, Policy, Route, State, state
 from fleetplane.kernel.values.times import NS
 

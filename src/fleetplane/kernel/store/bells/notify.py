@@ -24,6 +24,7 @@ class NotifyLine:
     def __init__(self, connection: Any, channel: str) -> None:
         self._connection = connection
         self._channel = channel
+        self._busy = asyncio.Lock()  # guards: a connection carries out one statement at a time
         self._lost = asyncio.Event()
         connection.add_termination_listener(lambda _: self._lost.set())
 
@@ -31,12 +32,15 @@ class NotifyLine:
         return f"<NotifyLine {self._channel}>"
 
     async def ring(self, message: bytes) -> None:
-        with translated():
-            await self._connection.execute("SELECT pg_notify($1, $2)", self._channel, message.decode())
+        await self._execute("SELECT pg_notify($1, $2)", self._channel, message.decode())
 
     async def check(self) -> None:
-        with translated():
-            await self._connection.execute("SELECT 1")
+        await self._execute("SELECT 1")
+
+    async def _execute(self, statement: str, *values: str) -> None:
+        async with self._busy:
+            with translated():
+                await self._connection.execute(statement, *values)
 
     async def lost(self) -> str:
         await self._lost.wait()

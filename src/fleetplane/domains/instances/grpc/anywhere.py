@@ -1,0 +1,81 @@
+"""Agents of instances on any of several servers that share a database.
+
+The three streams of one agent may lie on three servers. What each of them needs to know of the others is
+followed in the store: keys that have come, reports, and who has left. On a database file none of this runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+from fleetplane.domains.instances.grpc.agents import REPORTS, AgentService
+from fleetplane.domains.instances.kinds import PUBLIC_KEY, Instance
+from fleetplane.domains.instances.records.instances import Instances
+from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.kernel.errors import Compacted
+from fleetplane.kernel.presence import PRESENCE, Whereabouts
+from fleetplane.kernel.resources import AnyKind
+from fleetplane.kernel.store import Store
+from fleetplane.kernel.watch import Event
+
+PLACES = "instances"
+"""The channel of the streams of agents."""
+Went = Callable[[Instance], None]
+
+
+class AgentsAnywhere:
+    def __init__(
+        self, store: Store, instances: Instances, reports: Reports, agents: AgentService, places: Whereabouts
+    ) -> None:
+        self._store = store
+        self._instances = instances
+        self._reports = reports
+        self._agents = agents
+        self._places = places
+
+    def __repr__(self) -> str:
+        return f"<AgentsAnywhere {self._places!r}>"
+
+    async def run_here(self) -> None:
+        """What every server does, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._places.run_here())
+            tasks.create_task(self._reports.run())
+            tasks.create_task(self._reports.follow(self._agents.reported_anywhere))
+            tasks.create_task(self._follow_keys())
+
+    async def run_for_all(self, went: Went) -> None:
+        """What the active server does: `went` is told of agents that have left, wherever they were."""
+
+        async def server_went(place: str, _number: int) -> None:
+            self._left(place, went)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._places.run_for_all(server_went))
+            tasks.create_task(self._follow_departures(went))
+
+    async def _follow_keys(self) -> None:
+        async for event in self._events(PUBLIC_KEY):
+            self._agents.keys_came(event.resource.spec.instance)
+
+    async def _follow_departures(self, went: Went) -> None:
+        async for event in self._events(PRESENCE, PLACES):
+            if not event.resource.spec.is_open:
+                self._left(event.resource.name, went)
+
+    async def _events(self, kind: AnyKind, scope: str = "") -> AsyncIterator[Event]:
+        """From now on, but for those that nobody could keep up with."""
+        while True:
+            with self._store.watch(kind, scope) as watch, suppress(Compacted):
+                async for batch in watch:
+                    for event in batch.events:
+                        yield event
+
+    def _left(self, place: str, went: Went) -> None:
+        name, _, stream = place.rpartition("/")
+        tenant = self._instances.tenant_of(name)
+        instance = self._instances.find(tenant, name) if tenant is not None else None
+        if instance is not None and stream == REPORTS:
+            went(instance)
