@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Protocol, TypeVar
 
@@ -28,6 +28,10 @@ Written = Mapping[Key, AnyResource]
 
 ATTEMPTS = 5
 """Rehearsals of one change before it is given up: each is beaten only by a transaction of somebody else."""
+SHARED_ATTEMPTS = 25
+"""The same where other servers write to the same database, and this one learns of it a moment later."""
+PAUSE_SECONDS = 0.05
+"""At most, before a further rehearsal there: so that two servers do not beat each other for ever."""
 BREATH_SECONDS = 0.01
 """How long a rehearsal may hold the event loop before it lets others have it."""
 
@@ -201,10 +205,16 @@ def _settle_claims(draft: Draft, claims: Mapping[Claim, str | None]) -> None:
             draft.claim(_kind(claim.kind), claim.scope, claim.field, claim.value, owner)
 
 
+async def _rehearsals(store: Store, clock: Clock) -> AsyncIterator[Rehearsal]:
+    for number in range(SHARED_ATTEMPTS if store.shared else ATTEMPTS):
+        if number and store.shared:
+            await clock.sleep(clock.random() * PAUSE_SECONDS)
+        yield Rehearsal(store, clock)
+
+
 async def rehearsed(store: Store, clock: Clock, change: Callable[[Rehearsal], Awaitable[R]]) -> R:
     """What a change would do, written nowhere, and true of one moment of the store."""
-    for _ in range(ATTEMPTS):
-        rehearsal = Rehearsal(store, clock)
+    async for rehearsal in _rehearsals(store, clock):
         value = await change(rehearsal)
         if next(rehearsal.reads.moved(store), None) is None:
             return value
@@ -223,8 +233,7 @@ async def carried_out(
 
     The change returns what makes the answer of what was written.
     """
-    for _ in range(ATTEMPTS):
-        rehearsal = Rehearsal(store, clock)
+    async for rehearsal in _rehearsals(store, clock):
         finish = await change(rehearsal)
         try:
             return await rehearsal.carry_out(finish, actor=actor, action=action)
