@@ -192,7 +192,7 @@ class WorkspaceConfiguration:
         status = agent.status
         return TargetFact(
             version=versions.served(done.spec.version, agent.name) if done is not None else "",
-            online=self._presence.sighting(agent.name) is not None,
+            online=self._presence.is_present(agent.name),
             healthy=status is not None and status.state is AgentState.ONLINE,
             labels=labels_of(agent),
             error=error,
@@ -236,7 +236,7 @@ class WorkspaceConfiguration:
         for name in targets:
             agent = self._store.get(AGENT, scope, name)
             if agent is not None:
-                self._deployer.retry(agent)
+                await self._deployer.retried(agent)
 
     @decided_again
     async def settle(self, scope: str, version: str, *, rollout: str, held: bool) -> None:

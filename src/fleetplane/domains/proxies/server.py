@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from fleetplane.domains.blueprint import Blueprint, Kernel, Service
 from fleetplane.domains.proxies.access import OPERATOR_ROLES, READ, grants
 from fleetplane.domains.proxies.acme.assembly import AcmeOptions, CertificateSide
+from fleetplane.domains.proxies.acme.shown_challenges import CHALLENGE
 from fleetplane.domains.proxies.agents import assembly as agent_side
 from fleetplane.domains.proxies.agents.assembly import AgentSide
 from fleetplane.domains.proxies.agents.controller import AgentPolicy
@@ -47,7 +48,7 @@ from fleetplane.fleet.plans.declaring import with_writing
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.fleet.runs.metrics import RunCollector
 from fleetplane.kernel.sessions.metrics import SessionCollector
-from fleetplane.rpc import Authentication, Authenticator
+from fleetplane.rpc import Authentication, Authenticator, Needs
 from fleetplane.web.documents import Document, Documents
 from fleetplane.web.ops import Mount
 
@@ -55,7 +56,7 @@ CA_PATH = "/.well-known/ca.pem"
 
 BLUEPRINT = Blueprint(
     name="proxies",
-    kinds=(*KINDS, ACCOUNT, *agent_side.KINDS, *ROLLOUT_KINDS),
+    kinds=(*KINDS, ACCOUNT, CHALLENGE, *agent_side.KINDS, *ROLLOUT_KINDS),
     methods=agent_side.METHODS,
     grants={**grants(), **agent_side.GRANTS},
     operator_roles=OPERATOR_ROLES,
@@ -117,7 +118,7 @@ class ProxyDomain:
         self.runs = agents.runs
         self.records = records
         self.clock = clock
-        self.is_connected: Callable[[str], bool] = lambda agent: agents.presences.get(agent) is not None
+        self.is_connected: Callable[[str], bool] = agents.presences.is_present
         self.workspaces = workspaces
         self.hosts = Hosts(store, clock, workspaces)
         self.access_lists = AccessLists(store, clock, workspaces)
@@ -230,8 +231,13 @@ class ProxyDomain:
         return (
             *self._rest.routes,
             *self._certificates.mounts,
-            Mount(path=event_app.PATH, app=self._events, summary="events, over WebSocket"),
-            Mount(path=CA_PATH, app=authority, summary="the certificate by which agents know this server"),
+            Mount(path=event_app.PATH, app=self._events, summary="events, over WebSocket", needs=Needs.STORE),
+            Mount(
+                path=CA_PATH,
+                app=authority,
+                summary="the certificate by which agents know this server",
+                needs=Needs.STORE,
+            ),
         )
 
     @property
@@ -242,6 +248,11 @@ class ProxyDomain:
         await self._rest.prepare()
         await self._agents.prepare()
 
+    async def prepare_here(self) -> None:
+        """On a server that stands by: nothing is corrected, agents of others are theirs."""
+        await self._rest.prepare_here()
+        self._agents.prepare_here()
+
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         pass
 
@@ -251,6 +262,13 @@ class ProxyDomain:
             tasks.create_task(self._agents.run(), name="proxies/agents")
             tasks.create_task(self._feed.run(), name="proxies/events")
             tasks.create_task(self._certificates.run(), name="proxies/certificates")
+
+    async def run_here(self) -> None:
+        """On a server that stands by: for those who are connected to it. Orders are the active server's."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._agents.run_here(), name="proxies/agents")
+            tasks.create_task(self._feed.run(), name="proxies/events")
+            tasks.create_task(self._certificates.run_here(), name="proxies/certificates")
 
     def drain(self) -> None:
         self._agents.drain()

@@ -20,6 +20,7 @@ from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.watch import Batch, Watch
 
+REACH_LOOK_SECONDS = 0.02
 RING_EVENTS = 8192
 """Kept in memory for readers: about 1 KB each, 8 MB."""
 
@@ -115,6 +116,21 @@ class EventRing(Generic[E]):
         start = position - self._base
         found = self._ring[start : start + limit]
         return Reading(events=found, position=position + len(found))
+
+    async def reached(self, revision: int) -> bool:
+        """Wait for a revision that a reader knows from another server; False if it is not known here."""
+        if revision <= self.revision:
+            return True
+        if not self._store.shared or not await self._store.reached(revision):
+            return False
+        # What it brought is on its way here; other kinds may have had the revisions since.
+        while self.revision < revision and self._is_behind:
+            await self._store.clock.sleep(REACH_LOOK_SECONDS)
+        return True
+
+    @property
+    def _is_behind(self) -> bool:
+        return any(self._store.kind_revision(kind) > self.revision for kind in self._kinds)
 
     @contextmanager
     def ringing(self, bell: asyncio.Event) -> Iterator[None]:

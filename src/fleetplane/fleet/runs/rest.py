@@ -22,6 +22,7 @@ from fleetplane.kernel.access import Permission
 from fleetplane.kernel.commands import CommandTarget
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values.times import spelled, spelled_or_null
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import BY_CURSOR, CursorPage, cursor_page
 from fleetplane.web.rest.routes import Answer, Call, Query, Route, Stream
 from fleetplane.web.streaming import EVENT_STREAM, event
@@ -190,6 +191,8 @@ class RunRequests(Generic[S, C]):
     actor: Callable[[Call[Any]], str]
     started_by: Callable[[str], str] = str
     """How the name of who started a run is shown."""
+    anywhere: bool = False
+    """Whether every server on a shared database answers: the domain's agents may be at any of them."""
 
 
 class RunRoutes(Generic[S, C]):
@@ -200,11 +203,14 @@ class RunRoutes(Generic[S, C]):
     def routes(self) -> Sequence[Route]:
         asked = self._requests
         every, one = f"{asked.base}/runs", f"{asked.base}/runs/{{run_id}}"
+        reads = Needs.STORE if asked.anywhere else Needs.ACTIVE
+        writes = Needs.WRITES if asked.anywhere else Needs.ACTIVE
         return (
             Route(
                 method="POST",
                 path=every,
                 handler=self.start,
+                needs=writes,
                 tag=asked.tag,
                 permission=asked.operate,
                 summary="Run a command on many agents; follow it at /runs/{run_id}/events",
@@ -216,6 +222,7 @@ class RunRoutes(Generic[S, C]):
                 method="POST",
                 path=f"{every}/preview",
                 handler=self.preview,
+                needs=writes,
                 tag=asked.tag,
                 permission=asked.read,
                 summary="Preview which targets a run selects, and why others are left out",
@@ -226,6 +233,7 @@ class RunRoutes(Generic[S, C]):
                 method="GET",
                 path=every,
                 handler=self.list,
+                needs=reads,
                 tag=asked.tag,
                 permission=asked.read,
                 summary="List runs, newest first",
@@ -239,6 +247,7 @@ class RunRoutes(Generic[S, C]):
                 method="GET",
                 path=one,
                 handler=self.show,
+                needs=reads,
                 tag=asked.tag,
                 permission=asked.read,
                 summary="Get a run, with the outcome of each target",
@@ -248,6 +257,7 @@ class RunRoutes(Generic[S, C]):
                 method="GET",
                 path=f"{one}/events",
                 handler=self.events,
+                needs=reads,
                 tag=asked.tag,
                 streams=True,
                 permission=asked.read,
@@ -258,6 +268,7 @@ class RunRoutes(Generic[S, C]):
                 method="POST",
                 path=f"{one}/cancel",
                 handler=self.cancel,
+                needs=writes,
                 tag=asked.tag,
                 permission=asked.operate,
                 answer=CancelView,

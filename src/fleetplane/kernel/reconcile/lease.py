@@ -163,3 +163,27 @@ class Lease:
             change, actor=f"system/{self.holder}", action=action, touches=[LEASE.key(SCOPE, self.name)]
         )
         return done.value
+
+
+class LocalLease(Lease):
+    """Of a controller that every server runs, each for what is connected to it: nobody else wants it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.holder = HOLDER
+
+    def __repr__(self) -> str:
+        return f"<LocalLease {self.name}>"
+
+    def held(self) -> bool:
+        return True
+
+    async def acquire(self) -> None:
+        """At once."""
+
+    async def keep(self) -> None:
+        """Until cancelled."""
+        await asyncio.get_running_loop().create_future()
+
+    async def release(self) -> None:
+        """Nothing to say."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
+
+import structlog
 
 from fleetplane.domains.proxies.acme.account import AccountVault
 from fleetplane.domains.proxies.acme.controller import CertificateController
@@ -17,6 +20,7 @@ from fleetplane.domains.proxies.acme.issuers import AcmeIssuer, Issuer, SelfSign
 from fleetplane.domains.proxies.acme.orders import AuthorityOptions
 from fleetplane.domains.proxies.acme.renewal import RenewalPolicy
 from fleetplane.domains.proxies.acme.responder import ChallengeBoard
+from fleetplane.domains.proxies.acme.shown_challenges import ShownChallenges
 from fleetplane.domains.proxies.acme.workers import Workers
 from fleetplane.domains.proxies.kinds.records import Certificate
 from fleetplane.domains.proxies.kinds.values import RevocationReason
@@ -26,10 +30,13 @@ from fleetplane.domains.proxies.serving.dns_zones import PROVIDERS, DnsZoneRecor
 from fleetplane.domains.proxies.serving.private_keys import Vault
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import ListenerSpec, open_listener
 from fleetplane.web.ops import Mount
+
+log = structlog.get_logger(__name__)
 
 _REASONS = {
     RevocationReason.UNSPECIFIED: 0,
@@ -107,7 +114,8 @@ class CertificateSide:
         known = DnsZones({**zones, **(providers or {})}, owners)
         self.zones = DnsZoneRecords(store, clock, workspaces, master, providers=tenant_providers)
         self._listen = tuple(options.challenge_listen)
-        self.board = ChallengeBoard(clock, strict=bool(options.challenge_address))
+        self._shown = ShownChallenges(store)
+        self.board = ChallengeBoard(clock, strict=bool(options.challenge_address), shown=self._shown)
         internal = InternalAuthority(store, clock, master, options.internal_suffixes)
         providers_offered = (LETS_ENCRYPT, SELF_SIGNED, *((INTERNAL,) if options.internal_suffixes else ()))
         self.offered = Offered(
@@ -153,16 +161,29 @@ class CertificateSide:
         return await self.controller.revoke(scope, identity, reason=_REASONS[reason], actor=actor)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Answer challenges, and order: for the one server that has the seat. Until cancelled."""
         async with AsyncExitStack() as stack:
-            if self._listen:
-                # Plain text is no risk here: what is answered is meant for everyone to read.
-                spec = ListenerSpec(
-                    name=LISTENER,
-                    addresses=self._listen,
-                    app=self.board,
-                    http1=True,
-                    idle_seconds=IDLE_SECONDS,
-                )
-                await stack.enter_async_context(open_listener(spec, grace_seconds=GRACE_SECONDS))
+            await self._open(stack)
+            await self._shown.sweep()
             await self.controller.run()
+
+    async def run_here(self) -> None:
+        """Answer challenges, on a server that stands by; until cancelled."""
+        async with AsyncExitStack() as stack:
+            try:
+                await self._open(stack)
+            except SettingsError as error:  # another server on this machine may have the address
+                log.warning("standby.listener_not_opened", listener=LISTENER, error=error.message)
+            await asyncio.get_running_loop().create_future()
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        if self._listen:
+            # Plain text is no risk here: what is answered is meant for everyone to read.
+            spec = ListenerSpec(
+                name=LISTENER,
+                addresses=self._listen,
+                app=self.board,
+                http1=True,
+                idle_seconds=IDLE_SECONDS,
+            )
+            await stack.enter_async_context(open_listener(spec, grace_seconds=GRACE_SECONDS))

@@ -183,9 +183,10 @@ class AcmeIssuer:
         async with AsyncExitStack() as stack:
             for proof in proofs:
                 if proof.method is Method.HTTP:
-                    stack.enter_context(
-                        self._board.answering(proof.token, proof.content, workspace=workspace_of(scope))
+                    shown = self._board.answered_anywhere(
+                        proof.token, proof.content, workspace=workspace_of(scope)
                     )
+                    await stack.enter_async_context(shown)
                 else:
                     await stack.enter_async_context(self._recorded(proof, scope))
             for name in {proof.record for proof in proofs if proof.method is Method.DNS}:

@@ -1,8 +1,9 @@
 """What an authority reads to see that a domain is ours: answers to HTTP-01 challenges.
 
 Agents pass `/.well-known/acme-challenge/` on to this server, so it does not matter which of them
-the authority reaches, and none needs to be told of a challenge. Answers live in memory, for as
-long as an order runs and no longer than a bound; an order that a restart interrupts is begun anew.
+the authority reaches, and none needs to be told of a challenge. Answers live in memory, and where several
+servers share a database in the store (`shown_challenges`), for as long as an order runs and no longer than a
+bound; an order that a restart interrupts is begun anew.
 
 A domain that points to one tenant's agents must not be proved by another tenant, whose challenge
 these agents would pass on just as well. So agents say whose they are, and a challenge is answered
@@ -12,13 +13,20 @@ only through agents of the workspace that it belongs to.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+import structlog
+
+from fleetplane.domains.proxies.acme.shown_challenges import ShownChallenges
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import InvalidArgument, ResourceExhausted
+from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, ResourceExhausted
+from fleetplane.kernel.values.times import NS
+from fleetplane.rpc import Needs
 from fleetplane.web.ops import Mount, Receive, Scope, Send
+
+log = structlog.get_logger(__name__)
 
 PATH = "/.well-known/acme-challenge"
 WORKSPACE_HEADER = b"x-fleetplane-workspace"
@@ -46,8 +54,10 @@ class ChallengeBoard:
         limit: int = TOKENS_LIMIT,
         life_seconds: float = LIFE_SECONDS,
         strict: bool = False,
+        shown: ShownChallenges | None = None,
     ) -> None:
-        """With `strict`, a forwarded challenge must name its workspace."""
+        """With `strict`, a forwarded challenge must name its workspace; `shown` are those of all servers."""
+        self._shown = shown if shown is not None and shown.shared else None
         self._clock = clock
         self._strict = strict
         self._limit = limit
@@ -61,7 +71,7 @@ class ChallengeBoard:
 
     @property
     def mount(self) -> Mount:
-        return Mount(path=PATH, app=self)
+        return Mount(path=PATH, app=self, needs=Needs.STORE)
 
     @contextmanager
     def answering(self, token: str, answer: str, *, workspace: str = "") -> Iterator[None]:
@@ -77,6 +87,33 @@ class ChallengeBoard:
             yield
         finally:
             self._answers.pop(token, None)
+
+    @asynccontextmanager
+    async def answered_anywhere(self, token: str, answer: str, *, workspace: str = "") -> AsyncIterator[None]:
+        """The same at every server that shares the database."""
+        with self.answering(token, answer, workspace=workspace):
+            if self._shown is None:
+                yield
+                return
+            ends_at_ns = self._clock.now_ns() + round(self._life_seconds * NS)
+            await self._shown.show(token, answer, workspace=workspace, ends_at_ns=ends_at_ns)
+            try:
+                yield
+            finally:
+                try:
+                    await self._shown.hide(token)
+                except FleetplaneError as error:  # the next holder of the seat sweeps it
+                    log.warning("acme.challenge_left_behind", error=error.message)
+
+    async def find_anywhere(self, token: str, *, workspace: str = "") -> str | None:
+        """What this server answers, or another one that has the order."""
+        found = self.find(token, workspace=workspace)
+        if found is not None or self._shown is None or not _TOKEN.fullmatch(token):
+            return found
+        spec = await self._shown.find(token)
+        if spec is None or ((workspace or self._strict) and workspace != spec.workspace):
+            return None
+        return spec.text
 
     def find(self, token: str, *, workspace: str = "") -> str | None:
         """`workspace` is whose agents were asked; empty if they did not say."""
@@ -98,7 +135,8 @@ class ChallengeBoard:
         found = None
         if scope["method"] in ("GET", "HEAD") and scope["path"].startswith(f"{PATH}/"):
             asked = next((value for name, value in scope["headers"] if name == WORKSPACE_HEADER), b"")
-            found = self.find(scope["path"][len(PATH) + 1 :], workspace=asked.decode("latin-1"))
+            token = scope["path"][len(PATH) + 1 :]
+            found = await self.find_anywhere(token, workspace=asked.decode("latin-1"))
         if found is None:
             self.unknown += 1
         body = (found or "no such challenge\n").encode()

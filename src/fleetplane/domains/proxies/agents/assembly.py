@@ -9,12 +9,13 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from fleetplane.domains.blueprint import Service
+from fleetplane.domains.proxies.agents.answers import Answers
 from fleetplane.domains.proxies.agents.commands import AgentCommander
 from fleetplane.domains.proxies.agents.controller import AgentController, AgentPolicy
 from fleetplane.domains.proxies.agents.events import AGENT_EVENT
 from fleetplane.domains.proxies.agents.identity import Door
 from fleetplane.domains.proxies.agents.intake import Discard, Intake
-from fleetplane.domains.proxies.agents.live import STREAM, AgentPresences, LiveAgent
+from fleetplane.domains.proxies.agents.live import CHANNEL, STREAM, AgentPresences, LiveAgent
 from fleetplane.domains.proxies.agents.machines import Machines
 from fleetplane.domains.proxies.agents.records import Roster
 from fleetplane.domains.proxies.agents.runs import PROXY_RUN, ProxyChannel, ProxyRuns
@@ -36,11 +37,12 @@ from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, run
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.revocation import Revocations
+from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.sessions.sessions import Sessions
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import Authentication, Authenticator, MethodRow, Rate
+from fleetplane.rpc import Authentication, Authenticator, MethodRow, Needs, Rate
 
 LISTENER = "proxy-agents"
 REPORT = Permission("proxies.report")
@@ -65,6 +67,7 @@ METHODS: Sequence[MethodRow] = (
         permission=None,
         rate=STREAM_RATE,
         max_request_bytes=MESSAGE_LIMIT_BYTES,
+        needs=Needs.WRITES,
     ),
     *(
         MethodRow(
@@ -73,6 +76,7 @@ METHODS: Sequence[MethodRow] = (
             authentication=Authentication.TOKEN,
             permission=REPORT,
             max_request_bytes=MESSAGE_LIMIT_BYTES,
+            needs=Needs.WRITES,
         )
         for method in ("ReportHealth", "ReportMetrics")
     ),
@@ -84,6 +88,7 @@ METHODS: Sequence[MethodRow] = (
             authentication=Authentication.ANONYMOUS,
             permission=None,
             rate=ENROL_RATE,
+            needs=Needs.WRITES,
         )
         for method in ("Enrol", "Renew")
     ),
@@ -115,13 +120,15 @@ class AgentSide:
         self._attention = attention = attention or Attention(clock)
         policy = policy or AgentPolicy()
         self.sessions = sessions = Sessions(revocations)
-        roster = Roster(store)
+        self.whereabouts = whereabouts = Whereabouts(store, clock, channel=CHANNEL)
+        roster = Roster(store, whereabouts)
         self.machines = machines = Machines(store, clock)
-        self.presences = AgentPresences(sessions)
-        self.commander = AgentCommander(store, clock, self.presences)
-        channel = ProxyChannel(
-            store, ledger=self.commander.ledger, is_present=self.commander.courier.is_present
+        self.presences = AgentPresences(sessions, whereabouts)
+        self._answers = Answers(store, clock, vault.master)
+        self.commander = AgentCommander(
+            store, clock, self.presences, whereabouts=whereabouts, answers=self._answers
         )
+        channel = ProxyChannel(store, ledger=self.commander.ledger, is_present=self.presences.is_present)
         self.runs: ProxyRuns = Runs(store, clock, channel)
         self.controller = AgentController(
             store=store,
@@ -132,6 +139,7 @@ class AgentSide:
             configs=Configs(vault, challenge_address=challenge_address),
             commands=self.commander.ledger,
             policy=policy,
+            whereabouts=whereabouts,
             attention=attention,
         )
         door = Door(
@@ -158,6 +166,7 @@ class AgentSide:
             sessions=sessions,
             clock=clock,
             policy=stream or STREAM_POLICY,
+            whereabouts=whereabouts,
         )
         service = AgentService(
             streams=self._streams,
@@ -177,6 +186,7 @@ class AgentSide:
             authority=authority,
             revocations=revocations,
             heartbeat_seconds=float(policy.heartbeat_seconds),
+            clock=clock,
         )
         self.services: Sequence[Service] = (
             Service(listener=LISTENER, descriptor=_SERVICE, servicer=service),
@@ -195,6 +205,10 @@ class AgentSide:
         await self.runs.prepare()
         self.controller.take_up()
 
+    def prepare_here(self) -> None:
+        """Take up what is open, on a server that stands by: agents of others are theirs."""
+        self.commander.ledger.recover()
+
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
@@ -203,8 +217,23 @@ class AgentSide:
             tasks.create_task(
                 run(self.commander.ledger, self._clock, self._attention), name="proxies/commands"
             )
-            places = self.commander.courier.run(self.commander.ledger, self._attention)
-            tasks.create_task(places, name="proxies/places")
+            if self.whereabouts.shared:
+                tasks.create_task(self._answers.run_for_all(), name="proxies/answers")
+            self._begin(tasks)
+
+    async def run_here(self) -> None:
+        """The same on a server that stands by: for the agents that are connected to it, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.controller.run_here(), name="proxies/controller")
+            tasks.create_task(self.runs.run_here(), name="proxies/runs")
+            tasks.create_task(self.commander.ledger.run_here(), name="proxies/commands")
+            self._begin(tasks)
+
+    def _begin(self, tasks: asyncio.TaskGroup) -> None:
+        """What is the same on every server."""
+        places = self.commander.courier.run(self.commander.ledger, self._attention)
+        tasks.create_task(places, name="proxies/places")
+        tasks.create_task(self.whereabouts.run_here(), name="proxies/whereabouts")
 
     def drain(self) -> None:
         self._host.stop(self._streams.going_away)

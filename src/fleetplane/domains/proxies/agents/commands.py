@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from fleetplane.domains.proxies import wire
-from fleetplane.domains.proxies.agents.live import AgentPresences, LiveAgent
+from fleetplane.domains.proxies.agents.answers import Answers
+from fleetplane.domains.proxies.agents.live import CHANNEL, AgentPresences, LiveAgent
 from fleetplane.domains.proxies.agents.ports import AgentOrder, Result, Verb
 from fleetplane.domains.proxies.kinds.records import Agent
 from fleetplane.fleet.streams.courier import StreamCourier
 from fleetplane.fleet.streams.presence import Flight
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands import Command, Commands, State, state_of
+from fleetplane.kernel.commands import COMMAND, Command, Commands, CommandTarget, State, state_of
+from fleetplane.kernel.commands.courier import CommandLimits
 from fleetplane.kernel.errors import Unavailable
+from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.store import Store
 
-CHANNEL = "proxies"
 ANSWER_SECONDS = {
     Verb.RELOAD: 15.0,
     Verb.RESTART: 30.0,
@@ -27,6 +29,8 @@ ANSWER_SECONDS = {
 }
 STOP_SLACK_SECONDS = 10.0
 """Beyond the time that stopping may take."""
+RESULT_BYTES = CommandLimits().result_bytes
+"""Of what an agent prints, kept in the record where servers share a database: its end."""
 IN_FLIGHT = 16
 """Commands that an agent has at once, as daemons of edge do; it works on them one after the other."""
 REPEATABLE = frozenset({Verb.RELOAD, Verb.STATUS, Verb.VALIDATE, Verb.SHOW})
@@ -50,13 +54,30 @@ _UNHEARD = {
 
 
 class AgentCommander:
-    def __init__(self, store: Store, clock: Clock, presences: AgentPresences) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        presences: AgentPresences,
+        *,
+        whereabouts: Whereabouts,
+        answers: Answers,
+    ) -> None:
+        """`answers` carry what agents show from their server to the one that asked."""
+        self._store = store
         self._clock = clock
+        self._presences = presences
+        self._answers = answers
         self.courier: StreamCourier[pb.MasterMessage, LiveAgent, Flight] = StreamCourier(
             presences, self, clock, channel=CHANNEL
         )
         self.ledger = Commands(
-            store, clock, channel=CHANNEL, courier=self.courier, stops=lambda _agent: False
+            store,
+            clock,
+            channel=CHANNEL,
+            courier=self.courier,
+            stops=lambda _agent: False,
+            whereabouts=whereabouts,
         )
 
     # For the courier.
@@ -90,13 +111,25 @@ class AgentCommander:
     async def answered(self, live: LiveAgent, said: wire.Answer) -> None:
         """Take an agent's answer in, also for a command of an earlier stream."""
         flight = self.courier.landed(live, said.command)
-        await self.ledger.answered(
-            live.agent, said.command, ok=said.success, detail=said.message, output=said.output
-        )
+        command = self._store.get(COMMAND, live.record.scope, said.command) if self._store.shared else None
+        if command is not None and command.spec.verb == Verb.SHOW and said.output:
+            await self._answers.pass_on(command, said.output)  # before anybody is told that it is there
+        if command is None or command.spec.verb == Verb.SHOW:
+            await self.ledger.answered(
+                live.agent, said.command, ok=said.success, detail=said.message, output=said.output
+            )
+        else:  # whoever asked may be at another server
+            outcome = State.OK if said.success else State.FAILED
+            kept = said.output.encode()[-RESULT_BYTES:]
+            await self.ledger.ended(live.agent, said.command, outcome, detail=said.message, result=kept)
         if flight is not None:
             await self.ledger.room(live.agent)
 
     # For REST.
+
+    def output(self, target: CommandTarget) -> str:
+        """What an agent printed: in memory, or in the record where servers share a database."""
+        return printed(self.ledger, target)
 
     async def order(self, agent: Agent, order: AgentOrder, *, actor: str) -> Result:
         """The agent's own answer; raises `Unavailable` if it is away or does not answer in time."""
@@ -114,7 +147,7 @@ class AgentCommander:
         (target,) = self.ledger.targets(await self.ledger.finished(issued))
         state = state_of(target)
         said = target.status.detail if target.status is not None else ""
-        if state is State.EXPIRED and self.courier.is_present(agent.name):
+        if state is State.EXPIRED and self._presences.is_present(agent.name):
             raise Unavailable(
                 f"agent {agent.spec.name} has {IN_FLIGHT} commands to answer, and took no other in time",
                 hint="try again when those have ended",
@@ -122,11 +155,19 @@ class AgentCommander:
         if state not in (State.OK, State.FAILED):
             raise Unavailable(f"agent {agent.spec.name} {_UNHEARD[state]}")
         success = state is State.OK
-        output = self.ledger.outputs.get(issued.name, agent.name)
+        output = self.output(target)
         if order.verb is Verb.SHOW:  # it may hold secrets, and whoever asked has it
             self.ledger.outputs.forget(issued.name, agent.name)
+            if self._store.shared:
+                output = await self._answers.given(issued) or output
         return Result(
             success=success,
             message=said or (_WORDS[order.verb] if success else f"{order.verb} failed"),
             output=output,
         )
+
+
+def printed(ledger: Commands, target: CommandTarget) -> str:
+    """What a target printed, as far as it is known at this server."""
+    kept = target.status.result.decode(errors="replace") if target.status is not None else ""
+    return ledger.outputs.get(target.spec.command, target.name) or kept

@@ -1,7 +1,8 @@
 """Keeping agents as they should be: connected ones at the desired version, silent ones offline.
 
 Looks at one agent at a time, whatever made it look: a report, a change, a moment. Everything it
-does follows from what is so then.
+does follows from what is so then. Of several servers each does this for the agents that are connected to it;
+the one that has the seat sees to those that nobody has any more.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import structlog
+from msgspec import UNSET
 
 from fleetplane.domains.proxies.agents.live import (
+    CHANNEL,
     CLOSED,
     DELETED,
     TIMED_OUT,
@@ -24,10 +27,13 @@ from fleetplane.domains.proxies.agents.live import (
     standing,
 )
 from fleetplane.domains.proxies.agents.records import Roster, actor, observed
+from fleetplane.domains.proxies.agents.registry import REVOKED
 from fleetplane.domains.proxies.kinds.records import (
     AGENT,
+    AGENT_TOKEN,
     CONFIG_VERSION,
     Agent,
+    AgentToken,
     Deployment,
     agent_scope,
     version_name,
@@ -47,7 +53,9 @@ from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Commands
 from fleetplane.kernel.liveness import LivenessChanged, LivenessPolicy
+from fleetplane.kernel.presence import PRESENCE, Whereabouts
 from fleetplane.kernel.reconcile import Explanation, Reason, Reconciler, Result
+from fleetplane.kernel.reconcile.lease import LocalLease
 from fleetplane.kernel.sessions.sessions import ENDED, STOPPING, SUPERSEDED
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.watch import EventType
@@ -56,6 +64,9 @@ log = structlog.get_logger(__name__)
 
 CONCURRENCY = 32
 """Agents looked at at once: enough to fill the store's commits, few enough to leave it for others."""
+
+DEPARTED_SECONDS = 5.0
+"""What the server that an agent left has, beyond the time to reconnect, to write that it is offline."""
 
 AHEAD_LIMIT = 1_000_000
 """How far above the newest version an agent may claim to be and be believed: a backup that is a year
@@ -109,8 +120,12 @@ class AgentController:
         configs: Configs,
         commands: Commands,
         policy: AgentPolicy,
+        whereabouts: Whereabouts,
         attention: Attention | None = None,
     ) -> None:
+        self._whereabouts = whereabouts
+        self._stands_by = store.elsewhere is not None
+        """Then agents that are nowhere are the active server's."""
         self._attention = attention or Attention(clock)
         self._store = store
         self._clock = clock
@@ -128,8 +143,14 @@ class AgentController:
             stale_after_seconds=policy.silence_seconds, dead_after_seconds=math.inf
         )  # an agent that is silent is disconnected: there is no second stage
         self._watch = SilenceWatch(clock, lasting, self._attention)
+        name = "proxies/agents"
         self.reconciler = Reconciler(
-            "proxies/agents", self._look, clock=clock, store=store, concurrency=CONCURRENCY
+            name,
+            self._look,
+            clock=clock,
+            store=store,
+            concurrency=CONCURRENCY,
+            lease=LocalLease(name) if self._stands_by else None,
         )
 
     # What others tell.
@@ -142,7 +163,7 @@ class AgentController:
         self._watch.heard(agent_id)
 
     def retry(self, agent: Agent) -> bool:
-        """Have what failed at an agent tried again now; False if it is not connected."""
+        """Have what failed at an agent tried again now; False if it is not connected to this server."""
         live = self._presences.get(agent.name)
         if live is None:
             return False
@@ -151,9 +172,17 @@ class AgentController:
         self.look_at(agent.name)
         return True
 
+    async def retried(self, agent: Agent) -> bool:
+        """The same of an agent that is connected to any server."""
+        return self.retry(agent) or (self._whereabouts.shared and await self._roster.ask_retry(agent))
+
     def explain(self, agent_id: str) -> Explanation | None:
-        """What the last look at an agent found."""
-        return self.reconciler.explain(agent_id)
+        """What the last look at an agent found; of one at another server, which that is."""
+        server = self._whereabouts.server_of(agent_id)
+        if not server or self._presences.get(agent_id) is not None:
+            return self.reconciler.explain(agent_id)
+        reason = Reason(code="ELSEWHERE", message=f"the agent is connected to the server {server}")
+        return Explanation(key=agent_id, at_ns=self._clock.now_ns(), reasons=(reason,))
 
     def take_up(self) -> None:
         """At start: agents that were connected have as long to come back as they may be silent."""
@@ -161,13 +190,25 @@ class AgentController:
             if agent.status is not None and agent.status.state is not AgentState.OFFLINE:
                 self.look_at(agent.name, self._policy.silence_seconds)
 
-    async def run(self) -> None:
+    async def run_here(self) -> None:
+        """See to the agents that are connected to this server, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.reconciler.run(), name="proxies/reconcile")
             tasks.create_task(self._follow_versions(), name="proxies/versions")
-            tasks.create_task(self._follow_deletions(), name="proxies/deletions")
+            tasks.create_task(self._follow_agents(), name="proxies/deletions")
             tasks.create_task(self._watch.run(self._fell_silent), name="proxies/silence")
             tasks.create_task(self._freezes.follow(self._thaw), name="proxies/freezes")
+            if self._whereabouts.shared:
+                tasks.create_task(self._follow_tokens(), name="proxies/tokens")
+
+    async def run(self) -> None:
+        """The same, and to those that no server has any more."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.run_here(), name="proxies/here")
+            if self._whereabouts.shared:
+                tasks.create_task(self._follow_presences(), name="proxies/presences")
+                gone = self._whereabouts.run_for_all(self._session_ended)
+                tasks.create_task(gone, name="proxies/departures")
 
     async def _follow_versions(self) -> None:
         async with self._store.watch(CONFIG_VERSION) as watch:
@@ -182,12 +223,46 @@ class AgentController:
                 if self._presences.get(agent.name) is not None:
                     yield agent.name
 
-    async def _follow_deletions(self) -> None:
+    async def _follow_agents(self) -> None:
         async with self._store.watch(AGENT) as watch:
             async for batch in watch:
                 for event in batch.events:
                     if event.type is EventType.DELETED:
                         await self._bury(event.resource)
+                    elif self._whereabouts.shared:
+                        self._note_retry(event.resource)
+
+    def _note_retry(self, agent: Agent) -> None:
+        """Somebody may have asked, at another server, to have what failed here tried again."""
+        live = self._presences.get(agent.name)
+        asked = agent.status.retry_asked_at_ns if agent.status is not None else UNSET
+        if live is not None and asked and asked > max(live.retry_heard_ns, live.since_ns):
+            live.retry_heard_ns = asked
+            self.retry(agent)
+
+    async def _follow_tokens(self) -> None:
+        """End streams whose credential was replaced, on whichever server."""
+        async with self._store.watch(AGENT_TOKEN) as watch:
+            async for batch in watch:
+                for event in batch.events:
+                    token = self._store.get(AGENT_TOKEN, event.resource.scope, event.resource.name)
+                    live = self._presences.get(event.resource.name)
+                    if live is not None and token is not None and not _is_good(live, token):
+                        self._presences.disconnect(live.agent, reason=REVOKED)
+
+    async def _follow_presences(self) -> None:
+        """Look at agents that have left a server, once that would have seen to them: it may be gone, too."""
+        seconds = self._policy.reconnect_seconds + DEPARTED_SECONDS
+        async with self._store.watch(PRESENCE, CHANNEL) as watch:
+            async for batch in watch:
+                for event in batch.events:
+                    if event.type is not EventType.DELETED and not event.resource.spec.is_open:
+                        self.look_at(event.resource.name, seconds)
+
+    async def _session_ended(self, agent_id: str, session: int) -> None:
+        """A server is gone, and an agent that it had has not come to another one."""
+        await self._commands.lost(agent_id, session=session)
+        self.look_at(agent_id)
 
     def _thaw(self, _scope: str) -> None:
         """Re-examine connected agents after a freeze was set or lifted."""
@@ -199,8 +274,10 @@ class AgentController:
         self._presences.forget(agent.name)
         self._watch.forget(agent.name)
         self.reconciler.forget(agent.name)
-        await self._commands.removed(agent.name)
-        await self._roster.clear(agent)
+        if not self._stands_by:
+            await self._commands.removed(agent.name)
+            await self._roster.clear(agent)
+            await self._whereabouts.forget(agent.name)
 
     def _fell_silent(self, change: LivenessChanged) -> None:
         self._presences.disconnect(change.agent, reason=TIMED_OUT)
@@ -215,6 +292,8 @@ class AgentController:
             return Result()
         live = self._presences.current(agent_id)
         if live is None or not live.session.is_open:
+            if self._whereabouts.shared:
+                return await self._look_at_distant(agent, live)
             return await self._look_at_absent(agent, live)
         waiting = await self._configure(agent, live)
         await self._roster.note_standing(agent, self._standing(agent, live), live)
@@ -224,20 +303,31 @@ class AgentController:
         reason = Reason(code=waiting.code, message=waiting.message)
         return Result(explanation=(reason,), requeue_after_seconds=seconds)
 
+    async def _look_at_distant(self, agent: Agent, live: LiveAgent | None) -> Result:
+        """An agent that is not connected here: it may be elsewhere, and is ours only if it left from here."""
+        if self._whereabouts.is_anywhere(agent.name):
+            if live is not None and live.is_over:
+                self._presences.forget(agent.name)
+                self._watch.forget(agent.name)
+            return Result()
+        if live is None and self._stands_by:
+            return Result()
+        return await self._look_at_absent(agent, live)
+
     async def _look_at_absent(self, agent: Agent, live: LiveAgent | None) -> Result:
         if agent.status is None or agent.status.state is AgentState.OFFLINE:
             self._presences.forget(agent.name)
             return Result(explanation=(_AWAY,))
         now_ns = self._clock.now_ns()
         if live is None:
-            reason, left = TIMED_OUT, self._seconds_left(self._started_ns, self._policy.silence_seconds)
+            reason, left = self._gone_for(agent)
         else:
             if live.ended_at_ns is None:
                 live.ended_at_ns = now_ns
                 live.ended_because = _REASONS.get(live.session.reason or "", live.session.reason or CLOSED)
             reason = live.ended_because
             grace = 0.0 if reason == TIMED_OUT else self._policy.reconnect_seconds
-            left = self._seconds_left(live.ended_at_ns, grace)
+            left = self._seconds_left(self._last_known_ns(agent, live.ended_at_ns), grace)
         if left > 0:
             return Result(explanation=(_AWAY,), requeue_after_seconds=left)
         gone = Standing(state=AgentState.OFFLINE, reasons=(reason,))
@@ -248,6 +338,19 @@ class AgentController:
             self.look_at(agent.name)
         log.info("proxies.agent_disconnected", agent=agent.name, reason=reason)
         return Result(explanation=(_AWAY,))
+
+    def _gone_for(self, agent: Agent) -> tuple[str, float]:
+        """Why an agent that never was here counts as gone, and in how many seconds it does."""
+        found = self._store.get(PRESENCE, CHANNEL, agent.name) if self._whereabouts.shared else None
+        if found is None:  # of the time before this server
+            return TIMED_OUT, self._seconds_left(self._started_ns, self._policy.silence_seconds)
+        since_ns = self._last_known_ns(agent, found.spec.left_at_ns)
+        return CLOSED, self._seconds_left(since_ns, self._policy.reconnect_seconds)
+
+    def _last_known_ns(self, agent: Agent, left_at_ns: int) -> int:
+        """When an agent was last somewhere: it may have registered with another server since it left."""
+        seen_ns = agent.status.last_seen_at_ns if agent.status is not None else None
+        return max(left_at_ns, seen_ns or 0) if self._whereabouts.shared else left_at_ns
 
     def _seconds_left(self, since_ns: int, seconds: float) -> float:
         """The seconds left of a period that began then; gaps of the server itself do not count."""
@@ -323,7 +426,7 @@ class AgentController:
                 settled = (wanted.version, live.serving.checksum)
                 live.retry_asked = False
                 if confirm:
-                    await self._roster.note_progress(agent, observed(wanted.config_id, wanted.version))
+                    await self._roster.note_progress(live, observed(wanted.config_id, wanted.version))
                     self.look_at(agent.name)  # parts of it may have been set aside
                 else:
                     live.settled = settled
@@ -334,7 +437,7 @@ class AgentController:
             case GiveUp() if not self._attention.settled:
                 return Wait(code="LISTENING", message="the server has just come back from a gap", seconds=1.0)
             case GiveUp():
-                await self._roster.note_timeout(agent, wanted.version)
+                await self._roster.note_timeout(live, wanted.version)
                 return Wait(code="SILENT", message=f"no word about version {wanted.version} in time")
             case Wait():
                 return decision
@@ -396,7 +499,8 @@ class AgentController:
         return next((one for one in self._roster.deployments(agent) if one.name == name), None)
 
     async def _send(self, agent: Agent, live: LiveAgent, prepared: Prepared) -> Wait:
-        await self._roster.note_sent(agent, prepared.wanted)
+        if not await self._roster.note_sent(live, prepared.wanted):
+            return Wait(code="ELSEWHERE", message="the agent has a newer session at another server")
         message = pb.MasterMessage(timestamp=moment(self._clock.now_ns()), config_update=prepared.update)
         if not live.session.offer(message):
             # Either it ended, or its agent has not read for hundreds of messages.
@@ -407,6 +511,14 @@ class AgentController:
             message=f"version {prepared.wanted.version} is on its way",
             seconds=self._policy.apply_seconds,
         )
+
+
+def _is_good(live: LiveAgent, token: AgentToken) -> bool:
+    """Whether what a stream came with still lets it in."""
+    bound = token.status.key if token.status is not None else ""
+    if live.key:
+        return live.key == bound
+    return not bound and live.digest == token.spec.digest
 
 
 _AWAY = Reason(code="AWAY", message="the agent is not connected")

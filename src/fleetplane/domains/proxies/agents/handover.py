@@ -188,7 +188,7 @@ class Handovers:
                 "the plan is not what would be done now: the version or the observed configuration changed",
                 hint="look at a new plan and confirm that",
             )
-        self.deployer.retry(agent)  # also what failed at an earlier attempt
+        await self.deployer.retried(agent)  # also what failed at an earlier attempt
         order = AgentOrder(verb=Verb.TAKE_OVER, version=config.version, digest=digest)
         return await self.commander.order(agent, order, actor=actor)
 

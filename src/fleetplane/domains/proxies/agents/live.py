@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
+
 from fleetplane.domains.proxies.agents.machines import Approach, Holder
 from fleetplane.domains.proxies.agents.ports import AgentSighting
 from fleetplane.domains.proxies.kinds.records import Agent, DeploymentStatus
@@ -17,10 +19,13 @@ from fleetplane.domains.proxies.rules.alerts import Heights
 from fleetplane.domains.proxies.rules.deployment import Serving
 from fleetplane.fleet.streams.presence import Flight, Live, Presences
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.sessions.sessions import Sessions
 
 NS_PER_MINUTE = 60 * 1_000_000_000
 STREAM = "stream"
+CHANNEL = "proxies"
+"""Of commands and presences."""
 TIMED_OUT = "connection_timeout"
 CLOSED = "stream_closed"
 DELETED = "deleted"
@@ -65,6 +70,12 @@ class LiveAgent(Live[pb.MasterMessage, Flight]):
     alert ended."""
     retry_asked: bool = False
     """Whether somebody wants what failed to be tried again now."""
+    retry_heard_ns: int = 0
+    """When somebody asked for that at another server, as far as it was heard here."""
+    digest: str = ""
+    """Of the token that it came with."""
+    key: str = ""
+    """Of the key that it has shown to hold; empty for one that has only the token."""
 
     def is_settled_at(self, version: int) -> bool:
         """Whether what it serves was looked into and found to be this version, all of it."""
@@ -92,11 +103,12 @@ class LiveAgent(Live[pb.MasterMessage, Flight]):
 
 
 class AgentPresences(Presences[LiveAgent]):
-    """All agents that are connected, or were a moment ago."""
+    """All agents that are connected to this server, or were a moment ago."""
 
-    def __init__(self, sessions: Sessions) -> None:
+    def __init__(self, sessions: Sessions, whereabouts: Whereabouts) -> None:
         super().__init__(lingering=True)
         self._sessions = sessions
+        self._whereabouts = whereabouts
         self.events_dropped = 0
         """Of all agents, those that were too many."""
 
@@ -113,10 +125,19 @@ class AgentPresences(Presences[LiveAgent]):
             live.heights = before.heights
             live.events_since_ns, live.events_told = before.events_since_ns, before.events_told
 
-    def holder(self, agent_id: str) -> Holder | None:
-        """Whose stream is open now."""
-        live = self.get(agent_id)
-        return Holder(peer=live.peer, last_seen_ns=live.heard_ns) if live is not None else None
+    def holder(self, agent: Agent, approach: Approach, *, now_ns: int) -> Holder | None:
+        """Whose stream is open now.
+
+        Of one at another server it is not known when it was last heard. It gives way to a machine that looks
+        the same, as it would here once its connection is known to be broken, and to no other.
+        """
+        live = self.get(agent.name)
+        if live is not None:
+            return Holder(peer=live.peer, last_seen_ns=live.heard_ns)
+        if not self._whereabouts.server_of(agent.name) or self._whereabouts.session_here(agent.name):
+            return None
+        machine = agent.status.machine if agent.status is not None else UNSET
+        return None if machine == approach.identity else Holder(peer="", last_seen_ns=now_ns)
 
     def is_back(self, agent_id: str, approach: Approach) -> bool:
         """Whether it looks like the machine that was here a moment ago."""
@@ -127,6 +148,12 @@ class AgentPresences(Presences[LiveAgent]):
         )
 
     # What REST asks.
+
+    def is_present(self, agent_id: str) -> bool:
+        """Whether it is connected, to whichever server."""
+        return self.get(agent_id) is not None or (
+            self._whereabouts.shared and self._whereabouts.is_anywhere(agent_id)
+        )
 
     def sighting(self, agent_id: str) -> AgentSighting | None:
         live = self.get(agent_id)

@@ -29,8 +29,11 @@ class AgentSighting:
 class Presence(Protocol):
     """Who is connected, from memory: heartbeats are not written down."""
 
+    def is_present(self, agent_id: str) -> bool:
+        """Whether it has an open session, on whichever server."""
+
     def sighting(self, agent_id: str) -> AgentSighting | None:
-        """None without an open session: what was stored last is then all there is."""
+        """None without an open session on this server: what was stored last is then all there is."""
 
     def disconnect(self, agent_id: str, *, reason: str) -> None:
         """End the agent's session, if there is one: it was deleted."""
@@ -40,7 +43,10 @@ class Deployer(Protocol):
     """Who brings versions to agents."""
 
     def retry(self, agent: Agent) -> bool:
-        """Have what failed at an agent tried again now; False if it is not connected."""
+        """Have what failed at an agent tried again now; False if it is not connected to this server."""
+
+    async def retried(self, agent: Agent) -> bool:
+        """The same of an agent that is connected to any server; False if it is not."""
 
     def explain(self, agent_id: str) -> Explanation | None:
         """What the last look at an agent found; None if there was none."""
@@ -235,6 +241,9 @@ class NobodyThere:
         return None
 
     def retry(self, _agent: Agent) -> bool:
+        return False
+
+    async def retried(self, _agent: Agent) -> bool:
         return False
 
     def explain(self, _agent_id: str) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from fleetplane.domains.proxies.agents import machines
 from fleetplane.domains.proxies.agents.events import AgentEvents
-from fleetplane.domains.proxies.agents.live import LiveAgent, Standing
+from fleetplane.domains.proxies.agents.live import CHANNEL, LiveAgent, Standing
 from fleetplane.domains.proxies.agents.machines import Approach, Holder, Verdict
 from fleetplane.domains.proxies.agents.registry import DIGEST, token_digest
 from fleetplane.domains.proxies.kinds.records import (
@@ -35,6 +35,7 @@ from fleetplane.domains.proxies.rules.alerts import ALERT, AlertSpec
 from fleetplane.domains.proxies.rules.deployment import Serving, Wanted
 from fleetplane.domains.proxies.wire import Introduction, Progress
 from fleetplane.kernel.errors import Unauthenticated
+from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.store import Draft, Store
 
 DEPLOYMENTS_KEPT = 100
@@ -50,10 +51,20 @@ class Registered:
 
 
 class Roster:
-    def __init__(self, store: Store) -> None:
+    """Of an agent's streams, only the one that its presence names writes about it: one that it has left, on
+    this server or another, may still have something to say, and that is not so any more."""
+
+    def __init__(self, store: Store, whereabouts: Whereabouts | None = None) -> None:
+        """Without `whereabouts`, for who only asks."""
         self._store = store
+        self._whereabouts = whereabouts or Whereabouts(store, store.clock, channel=CHANNEL)
         self.events = AgentEvents(store)
         """What agents say happened."""
+
+    def _speaks(self, draft: Draft, live: LiveAgent) -> bool:
+        """Whether a stream is its agent's session, among all servers."""
+        where = self._whereabouts
+        return not where.shared or where.named(draft, live.agent) == live.place
 
     # Finding.
 
@@ -122,6 +133,8 @@ class Roster:
             machines.put(draft, token, bound)
             before = current.status
             status = _introduced(before, said, draft.now_ns)
+            if self._whereabouts.shared:
+                status = msgspec.structs.replace(status, machine=approach.identity)
             written = draft.put(AGENT, scope, name, spec=current.spec, status=status)
             old = before.labels if before is not None else {}
             return Registered(
@@ -137,12 +150,15 @@ class Roster:
         return done.value
 
     async def note_standing(self, agent: Agent, standing: Standing, live: LiveAgent | None) -> None:
-        """Write down how an agent is, if that is news."""
-        scope, name = agent.scope, agent.name
+        """Write down how an agent is, if that is news; that it is offline, only if it has no session."""
+        scope, name, where = agent.scope, agent.name, self._whereabouts
+        place = live.place if live is not None and standing.state is not AgentState.OFFLINE else None
 
         def change(draft: Draft) -> None:
             current = draft.get(AGENT, scope, name)
             if current is None or current.uid != agent.uid or current.status is None:
+                return
+            if where.shared and where.named(draft, name) != place:
                 return
             status = _moved(current.status, standing, draft.now_ns)
             if status is current.status:
@@ -157,13 +173,16 @@ class Roster:
                 change, actor=actor(name), action="agent.state", touches=[AGENT.key(scope, name)]
             )
 
-    async def note_observed(self, agent: Agent, observed: Observed | None) -> None:
+    async def note_observed(self, live: LiveAgent, observed: Observed | None) -> None:
         """Write down what an agent sees of an NGINX that it found, if that is news."""
+        agent = live.record
         scope, name = agent.scope, agent.name
 
         def change(draft: Draft) -> None:
             current = draft.get(AGENT, scope, name)
             if current is None or current.uid != agent.uid or current.status is None:
+                return
+            if not self._speaks(draft, live):
                 return
             if current.status.observed != observed:
                 status = msgspec.structs.replace(current.status, observed=observed)
@@ -175,32 +194,57 @@ class Roster:
                 change, actor=actor(name), action="agent.observe", touches=[AGENT.key(scope, name)]
             )
 
+    async def ask_retry(self, agent: Agent) -> bool:
+        """Let the server that has an agent know that what failed should be tried; False if none has it."""
+        scope, name = agent.scope, agent.name
+
+        def change(draft: Draft) -> bool:
+            current = draft.get(AGENT, scope, name)
+            if current is None or current.status is None:
+                return False
+            if self._whereabouts.named(draft, name) is None:
+                return False
+            status = msgspec.structs.replace(current.status, retry_asked_at_ns=draft.now_ns)
+            draft.put(AGENT, scope, name, spec=current.spec, status=status)
+            return True
+
+        done = await self._store.transact(
+            change, actor=actor(name), action="agent.retry", touches=[AGENT.key(scope, name)]
+        )
+        return done.value
+
     # Configuration.
 
-    async def note_sent(self, agent: Agent, wanted: Wanted) -> None:
-        """A version is on its way; written before it is sent."""
+    async def note_sent(self, live: LiveAgent, wanted: Wanted) -> bool:
+        """A version is on its way; written before it is sent. False if the stream is not the agent's."""
+        agent = live.record
         scope = agent_scope(agent.scope, agent.name)
         name = version_name(wanted.version)
         surplus = [old.name for old in self.deployments(agent)[: -DEPLOYMENTS_KEPT + 1] if old.name != name]
 
-        def change(draft: Draft) -> None:
+        def change(draft: Draft) -> bool:
+            if not self._speaks(draft, live):
+                return False
             if draft.get(AGENT, agent.scope, agent.name) is None:
-                return
+                return True
             for old in surplus:
                 if draft.get(DEPLOYMENT, scope, old) is not None:
                     draft.delete(DEPLOYMENT, scope, old)
             spec, status = deployment.sent(wanted, draft.get(DEPLOYMENT, scope, name), now_ns=draft.now_ns)
             draft.put(DEPLOYMENT, scope, name, spec=spec, status=status)
+            return True
 
-        await self._store.transact(
+        done = await self._store.transact(
             change,
             actor=actor(agent.name),
             action="deployment.send",
             touches=[DEPLOYMENT.key(scope, version) for version in (name, *surplus)],
         )
+        return done.value
 
-    async def note_progress(self, agent: Agent, said: Progress) -> bool:
+    async def note_progress(self, live: LiveAgent, said: Progress) -> bool:
         """Record an agent's progress with a version; False if the agent was not sent it."""
+        agent = live.record
         scope = agent_scope(agent.scope, agent.name)
         name = version_name(said.version)
         found = self._store.get(DEPLOYMENT, scope, name)
@@ -220,7 +264,7 @@ class Roster:
 
         def change(draft: Draft) -> None:
             current = draft.get(DEPLOYMENT, scope, name)
-            if current is None or current.status is None:
+            if current is None or current.status is None or not self._speaks(draft, live):
                 return
             status = deployment.advanced(
                 current.status, said, sent_at_ns=current.spec.sent_at_ns, now_ns=draft.now_ns
@@ -239,8 +283,9 @@ class Roster:
         )
         return True
 
-    async def note_served(self, agent: Agent, serving: Serving) -> None:
+    async def note_served(self, live: LiveAgent, serving: Serving) -> None:
         """A report shows a version in service: that is so, whatever was said or not said about it."""
+        agent = live.record
         scope = agent_scope(agent.scope, agent.name)
         found = self._store.get(DEPLOYMENT, scope, version_name(serving.version))
         if found is None or found.status is None or found.status.state is DeploymentState.SUCCESS:
@@ -248,12 +293,18 @@ class Roster:
         if deployment.is_tried_again(found.status):
             return  # it was served before; how this try went is the agent's to say
         if serving.checksum in ("", found.spec.checksum) and found.status.changed_at_ns < serving.at_ns:
-            await self.note_progress(agent, observed(found.spec.config_id, serving.version))
+            await self.note_progress(live, observed(found.spec.config_id, serving.version))
 
-    async def note_timeout(self, agent: Agent, version: int) -> None:
+    async def note_timeout(self, live: LiveAgent, version: int) -> None:
+        agent = live.record
         scope = agent_scope(agent.scope, agent.name)
+
+        def change(draft: Draft) -> None:
+            if self._speaks(draft, live):
+                _end(draft, scope, version_name(version), deployment.TIMED_OUT)
+
         await self._store.transact(
-            lambda draft: _end(draft, scope, version_name(version), deployment.TIMED_OUT),
+            change,
             actor=actor(agent.name),
             action="deployment.timeout",
             touches=[DEPLOYMENT.key(scope, version_name(version))],
@@ -261,10 +312,15 @@ class Roster:
 
     # Alerts.
 
-    async def note_alerts(self, agent: Agent, changed: Mapping[str, AlertSpec | None]) -> None:
+    async def note_alerts(
+        self, agent: Agent, changed: Mapping[str, AlertSpec | None], live: LiveAgent | None = None
+    ) -> None:
+        """`live` is whose report they follow from."""
         scope = agent_scope(agent.scope, agent.name)
 
         def change(draft: Draft) -> None:
+            if live is not None and not self._speaks(draft, live):
+                return
             gone = draft.get(AGENT, agent.scope, agent.name) is None
             for name, spec in changed.items():
                 if spec is not None and not gone:

@@ -28,6 +28,7 @@ from fleetplane.domains.proxies.agents.live import (
 )
 from fleetplane.domains.proxies.agents.machines import Approach, Machines, Verdict
 from fleetplane.domains.proxies.agents.records import Registered, Roster, actor
+from fleetplane.domains.proxies.agents.registry import token_digest
 from fleetplane.domains.proxies.kinds.records import Agent
 from fleetplane.domains.proxies.rules import alerts
 from fleetplane.domains.proxies.rules.deployment import Serving
@@ -154,6 +155,8 @@ class AgentStreams:
                 peer=approach.peer,
                 address=approach.address,
                 hostname=approach.hostname,
+                digest=token_digest(said.token),
+                key=approach.key,
             )
 
         def check(_older: LiveAgent) -> None:
@@ -181,7 +184,7 @@ class AgentStreams:
         found = machines.verdict(
             approach,
             self._machines.binding(agent),
-            self._presences.holder(agent.name),
+            self._presences.holder(agent, approach, now_ns=self._clock.now_ns()),
             heartbeat_seconds=float(self._policy.heartbeat_seconds),
             now_ns=self._clock.now_ns(),
         )
@@ -207,7 +210,7 @@ class AgentStreams:
             agent,
             said,
             approach,
-            holder=self._presences.holder(agent.name),
+            holder=self._presences.holder(agent, approach, now_ns=self._clock.now_ns()),
             is_back=self._presences.is_back(agent.name, approach),
             heartbeat_seconds=heartbeat,
         )
@@ -268,7 +271,7 @@ class AgentStreams:
             case "health":
                 await self.take_health(live, message.health)
             case "config_status":
-                if not await self._roster.note_progress(agent, wire.progress(message.config_status)):
+                if not await self._roster.note_progress(live, wire.progress(message.config_status)):
                     log.info("proxies.unknown_version", agent=agent.name)
                 self._controller.look_at(agent.name)
             case "metrics":
@@ -288,13 +291,13 @@ class AgentStreams:
         was_down, live.nginx_down = live.nginx_down, live.health.nginx_status == "stopped"
         live.serving = Serving(version=report.config_version, checksum=report.config_checksum, at_ns=now_ns)
         live.observed = wire.observed(report)
-        await self._roster.note_observed(agent, live.observed)
-        await self._roster.note_served(agent, live.serving)
+        await self._roster.note_observed(live, live.observed)
+        await self._roster.note_served(live, live.serving)
         open_ = self._roster.alerts(agent)
         found = alerts.current(report, open_, policy=self._policy.alerts, heights=live.heights, now_ns=now_ns)
         changed = alerts.differences(open_, found)
         if changed:
-            await self._roster.note_alerts(agent, changed)
+            await self._roster.note_alerts(agent, changed, live)
         if (was_down and not live.nginx_down) or None in changed.values():
             live.stirred_ns = now_ns
         self._controller.look_at(agent.name)

@@ -13,6 +13,7 @@ from fleetplane.domains.proxies.agents.registry import token_digest
 from fleetplane.domains.proxies.kinds.records import Agent
 from fleetplane.domains.proxies.wire import check_text
 from fleetplane.gen.fleetplane.proxies.v1 import identity_pb2 as pb
+from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition
 from fleetplane.kernel.identity import Authority, Issued, LeafProfile, LeafUsage
 from fleetplane.kernel.identity.authority import URI_ROLE, PublicKey
@@ -34,7 +35,9 @@ class AgentIdentityService:
         authority: Authority | None,
         revocations: Revocations | None,
         heartbeat_seconds: float,
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._roster = roster
         self._machines = machines
         self._presences = presences
@@ -61,7 +64,7 @@ class AgentIdentityService:
             token_digest(request.token),
             serial=f"{issued.serial:x}",
             expires_at_ns=_ns(issued),
-            holder=self._presences.holder(agent.name),
+            holder=self._presences.holder(agent, approach, now_ns=self._clock.now_ns()),
             heartbeat_seconds=self._heartbeat_seconds,
         )
         if found is None:

@@ -209,6 +209,10 @@ class AgentStatus(Spec, frozen=True):
     disconnected_at_ns: int | None = None
     observed: Observed | None = None
     """The NGINX that the agent was started beside, if it was."""
+    machine: str | UnsetType = UNSET
+    """Where servers share a database: which machine has the session, by the best that is known of it."""
+    retry_asked_at_ns: int | UnsetType = UNSET
+    """When somebody last asked, at another server than the agent's, to have what failed tried again."""
 
 
 class AgentTokenSpec(Spec, frozen=True):

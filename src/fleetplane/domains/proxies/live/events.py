@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import msgspec
 
 from fleetplane.domains.proxies.access import ADMINISTER, READ
-from fleetplane.domains.proxies.agents.commands import CHANNEL
 from fleetplane.domains.proxies.agents.events import AGENT_EVENT, KNOWN, OTHER, AgentEvent
+from fleetplane.domains.proxies.agents.live import CHANNEL
 from fleetplane.domains.proxies.kinds.records import (
     AGENT,
     AGENT_TOKEN,

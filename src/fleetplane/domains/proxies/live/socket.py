@@ -152,12 +152,12 @@ class EventSocket(Conversation[ProxyCaller]):
             return
         match asked.get("action"):
             case "subscribe":
-                self._subscribe(asked)
+                await self._subscribe(asked)
             case "unsubscribe":
                 ended = self._interests.unsubscribe(asked.get("id"), asked.get("events"))
                 self._confirm(ended)
             case "resume":
-                self._resume(asked.get("since"))
+                await self._resume(asked.get("since"))
             case "ping":
                 self.reply('{"type":"pong"}')
             case "authenticate":
@@ -165,7 +165,7 @@ class EventSocket(Conversation[ProxyCaller]):
             case action:
                 raise InvalidArgument(f"unknown action {str(action)[:64]!r}", field="action")
 
-    def _subscribe(self, asked: dict[str, Any]) -> None:
+    async def _subscribe(self, asked: dict[str, Any]) -> None:
         wish = Interests(self._limits).subscribe(asked.get("events"), asked.get("filter"))
         self._may_filter(wish, self._present_caller())
         since = asked.get("since")
@@ -173,7 +173,7 @@ class EventSocket(Conversation[ProxyCaller]):
             _check_place(since)
         self._confirm(self._interests.subscribe(asked.get("events"), asked.get("filter")))
         if since is not None:
-            self._resume(since)
+            await self._resume(since)
 
     def _may_filter(self, wish: Subscription, caller: ProxyCaller) -> None:
         for name, kind in (("workspace_id", WORKSPACE), ("organization_id", ORGANIZATION)):
@@ -196,11 +196,11 @@ class EventSocket(Conversation[ProxyCaller]):
             },
         )
 
-    def _resume(self, since: object) -> None:
+    async def _resume(self, since: object) -> None:
         """Send everything after a revision or an event, again or for the first time."""
         place = _check_place(since)
         revision, _ = place
-        if revision > self._feed.revision:
+        if not await self._feed.reached(revision):
             raise InvalidArgument(f"revision {revision} is in the future", field="since")
         position = self._feed.position_after(place)
         if position is not None:

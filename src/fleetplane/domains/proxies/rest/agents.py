@@ -38,6 +38,7 @@ from fleetplane.fleet import selectors
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import spelled
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import Listing, in_order, listing, paging
 from fleetplane.web.rest.problems import Code, Problem, Rejected
 from fleetplane.web.rest.routes import Answer, Query, Route
@@ -93,6 +94,7 @@ class AgentRoutes:
                 method="GET",
                 path=f"{_OF_WORKSPACE}/agents",
                 handler=self.list,
+                needs=Needs.STORE,
                 summary="List agents",
                 tag=_AGENTS,
                 permission=READ,
@@ -112,6 +114,7 @@ class AgentRoutes:
                 method="POST",
                 path=f"{_OF_WORKSPACE}/agents/tokens",
                 handler=self.enrol,
+                needs=Needs.WRITES,
                 tag=_AGENTS,
                 summary="Create an agent and its registration token, which is returned once",
                 permission=OPERATE,
@@ -123,6 +126,7 @@ class AgentRoutes:
                 method="GET",
                 path=_ONE,
                 handler=self.get,
+                needs=Needs.STORE,
                 summary="Get an agent and its health",
                 tag=_AGENTS,
                 permission=READ,
@@ -132,6 +136,7 @@ class AgentRoutes:
                 method="PATCH",
                 path=_ONE,
                 handler=self.update,
+                needs=Needs.WRITES,
                 summary="Rename or label an agent",
                 tag=_AGENTS,
                 permission=OPERATE,
@@ -142,6 +147,7 @@ class AgentRoutes:
                 method="DELETE",
                 path=_ONE,
                 handler=self.delete,
+                needs=Needs.WRITES,
                 tag=_AGENTS,
                 summary="Delete an agent; its token is revoked and its stream closed",
                 permission=ADMINISTER,
@@ -155,6 +161,7 @@ class AgentRoutes:
                 method="POST",
                 path=f"{_ONE}/reload",
                 handler=self.reload,
+                needs=Needs.WRITES,
                 summary="Reload NGINX",
                 tag=_AGENTS,
                 permission=OPERATE,
@@ -164,6 +171,7 @@ class AgentRoutes:
                 method="POST",
                 path=f"{_ONE}/restart",
                 handler=self.restart,
+                needs=Needs.WRITES,
                 summary="Restart NGINX",
                 tag=_AGENTS,
                 permission=OPERATE,
@@ -175,6 +183,7 @@ class AgentRoutes:
                 method="POST",
                 path=f"{_ONE}/stop",
                 handler=self.stop,
+                needs=Needs.WRITES,
                 summary="Stop NGINX",
                 tag=_AGENTS,
                 permission=OPERATE,
@@ -186,6 +195,7 @@ class AgentRoutes:
                 method="GET",
                 path=f"{_ONE}/status",
                 handler=self.status,
+                needs=Needs.WRITES,
                 tag=_AGENTS,
                 summary="Get NGINX's status from the agent",
                 permission=READ,

@@ -15,8 +15,8 @@ import structlog
 from prometheus_client.registry import Collector
 
 from fleetplane.domains.proxies.access import Access
-from fleetplane.domains.proxies.agents.commands import CHANNEL
 from fleetplane.domains.proxies.agents.handover import Handovers
+from fleetplane.domains.proxies.agents.live import CHANNEL
 from fleetplane.domains.proxies.agents.machines import Machines
 from fleetplane.domains.proxies.agents.ports import (
     CommandPort,
@@ -69,6 +69,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Commands
 from fleetplane.kernel.identity import Tokens
 from fleetplane.kernel.store import Store
+from fleetplane.rpc import Needs
 from fleetplane.web import documents
 from fleetplane.web.documents import Document, Documents
 from fleetplane.web.ops import Mount
@@ -252,6 +253,10 @@ class RestSide:
                 f"  password  {password}",
             )
 
+    async def prepare_here(self) -> None:
+        """The same on a server that stands by, where the first administrator is there already."""
+        await self.family.prepare()
+
     @property
     def collectors(self) -> Sequence[Collector]:
         return self.family.collectors
@@ -274,7 +279,13 @@ class RestSide:
         return (
             *self.family.mounts,
             *(
-                Mount(path=path, app=pages, summary=summaries.get(path, ""), is_page=path == "/docs")
+                Mount(
+                    path=path,
+                    app=pages,
+                    summary=summaries.get(path, ""),
+                    is_page=path == "/docs",
+                    needs=Needs.STORE,  # the keys of tokens are among them
+                )
                 for path in pages.paths
             ),
         )

@@ -28,6 +28,7 @@ from fleetplane.kernel.errors import Conflict, NotFound, Unavailable
 from fleetplane.kernel.reconcile import Reason
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import spelled, spelled_or_null
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import Listing, in_order, listing, number, paging
 from fleetplane.web.rest.problems import Problem, Rejected
 from fleetplane.web.rest.routes import Answer, Route
@@ -103,6 +104,7 @@ class DeploymentRoutes:
                 method="GET",
                 path=f"{_VERSION}/agents",
                 handler=self.agents,
+                needs=Needs.STORE,
                 tag=_CONFIG,
                 permission=READ,
                 summary="List each agent's progress with a version",
@@ -113,6 +115,7 @@ class DeploymentRoutes:
                 method="POST",
                 path=f"{_VERSION}/retry",
                 handler=self.retry_version,
+                needs=Needs.WRITES,
                 tag=_CONFIG,
                 summary="Retry the newest version on every agent where it failed",
                 permission=OPERATE,
@@ -122,6 +125,7 @@ class DeploymentRoutes:
                 method="POST",
                 path=f"{_AGENT}/retry",
                 handler=self.retry_agent,
+                needs=Needs.WRITES,
                 tag=_AGENTS,
                 summary="Retry the newest version on an agent where it failed",
                 permission=OPERATE,
@@ -131,6 +135,7 @@ class DeploymentRoutes:
                 method="GET",
                 path=f"{_AGENT}/explain",
                 handler=self.explain,
+                needs=Needs.STORE,
                 tag=_AGENTS,
                 permission=READ,
                 summary="Explain an agent's state and what its configuration waits for",
@@ -140,6 +145,7 @@ class DeploymentRoutes:
                 method="GET",
                 path=f"{_AGENT}/events",
                 handler=self.events,
+                needs=Needs.STORE,
                 tag=_AGENTS,
                 permission=READ,
                 summary="List events of an agent's machine, newest first",
@@ -167,12 +173,10 @@ class DeploymentRoutes:
     def _row(self, agent: Agent, version: int) -> AgentVersionView:
         found = self._deployment(agent, version)
         status = found.status if found is not None else None
-        seen = self._presence.sighting(agent.name)
-        health = seen.health if seen else agent.status.health if agent.status else None
         return AgentVersionView(
             agent_id=agent.name,
             agent_name=agent.spec.name,
-            in_service=health is not None and health.config_version == version,
+            in_service=self._serves(agent) == version,
             state=status.state if status else None,
             error=status.error if status else "",
             sent_at=spelled(found.spec.sent_at_ns) if found else None,
@@ -181,6 +185,15 @@ class DeploymentRoutes:
             attempt=found.spec.attempt if found else 0,
             set_aside=(status.set_aside if status else {}) or UNSET,
         )
+
+    def _serves(self, agent: Agent) -> int | None:
+        """The version that an agent reports; of one at another server, the last that it confirmed."""
+        seen = self._presence.sighting(agent.name)
+        if seen is None and self._presence.is_present(agent.name):
+            done = (one for one in self._agents.deployments(agent) if _is_confirmed(one))
+            return next((one.spec.version for one in done), None)
+        health = seen.health if seen else agent.status.health if agent.status else None
+        return health.config_version if health is not None else None
 
     def _deployment(self, agent: Agent, version: int) -> Deployment | None:
         return self._store.get(DEPLOYMENT, agent_scope(agent.scope, agent.name), version_name(version))
@@ -194,7 +207,7 @@ class DeploymentRoutes:
                 f"version {version} is not the newest, {newest} is", hint="only the newest version is tried"
             )
         wanting = [one for one in self._store.list(AGENT, call.scope) if self._has_failed(one, version)]
-        tried = [agent.name for agent in wanting if self._deployer.retry(agent)]
+        tried = [agent.name for agent in wanting if await self._deployer.retried(agent)]
         away = [agent.name for agent in wanting if agent.name not in tried]
         return Answer(content=RetryView(version=version, agents=tried, away=away))
 
@@ -202,7 +215,7 @@ class DeploymentRoutes:
         agent = self._agents.get(call.scope, call.path["agent_id"])
         newest = self._newest(call.scope)
         failed = self._has_failed(agent, newest)
-        if failed and not self._deployer.retry(agent):
+        if failed and not await self._deployer.retried(agent):
             raise Unavailable(f"agent {agent.spec.name} is not connected")
         return Answer(content=RetryView(version=newest, agents=[agent.name] if failed else []))
 
@@ -239,6 +252,10 @@ class DeploymentRoutes:
     async def events(self, call: ProxyCall) -> Answer[Listing[AgentEventView]]:
         agent = self._agents.get(call.scope, call.path["agent_id"])
         return Answer(content=listing(self._events.of(agent), paging(call.query), _event))
+
+
+def _is_confirmed(found: Deployment) -> bool:
+    return found.status is not None and found.status.state is DeploymentState.SUCCESS
 
 
 def _event(found: AgentEvent) -> AgentEventView:

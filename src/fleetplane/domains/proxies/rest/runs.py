@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fleetplane.domains.proxies.access import OPERATE, READ
+from fleetplane.domains.proxies.agents.commands import printed
 from fleetplane.domains.proxies.agents.runs import ProxyCall as NginxCall
 from fleetplane.domains.proxies.agents.runs import ProxyCommand, ProxyOrder, ProxyRuns, ProxyRunSpec
 from fleetplane.domains.proxies.rest.common import STOP_LIMIT_SECONDS, ProxyCall, actor
@@ -43,8 +44,7 @@ def order(call: ProxyCall) -> ProxyOrder:
 def run_routes(runs: ProxyRuns) -> RunRoutes[ProxyRunSpec, NginxCall]:
     def result(target: CommandTarget) -> TargetResult:
         assert target.status is not None
-        output = runs.ledger.outputs.get(target.spec.command, target.name)
-        return TargetResult(message=target.status.detail, stdout=output)
+        return TargetResult(message=target.status.detail, stdout=printed(runs.ledger, target))
 
     requests: RunRequests[ProxyRunSpec, NginxCall] = RunRequests(
         base="/workspaces/{workspace_id}",
@@ -57,6 +57,7 @@ def run_routes(runs: ProxyRuns) -> RunRoutes[ProxyRunSpec, NginxCall]:
         program=lambda spec: (spec.call.command, spec.call.arguments),
         result=result,
         actor=actor,
+        anywhere=True,
         started_by=lambda name: name.partition("?")[0],  # what follows belongs to the audit log
     )
     return RunRoutes(runs, requests)

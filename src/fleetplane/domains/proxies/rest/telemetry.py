@@ -20,6 +20,7 @@ from fleetplane.domains.proxies.kinds.records import AGENT
 from fleetplane.domains.proxies.rest.common import NS_PER_DAY, WINDOW, ProxyCall, window
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.store import Store
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import number
 from fleetplane.web.rest.problems import Problem, Rejected
 from fleetplane.web.rest.routes import Answer, Query, Route
@@ -81,6 +82,7 @@ class RecordRoutes:
                 method="GET",
                 path=f"{_OF_WORKSPACE}/metrics",
                 handler=self.workspace_metrics,
+                needs=Needs.STORE,
                 summary="Get traffic metrics of a workspace",
                 tag=_RECORDS,
                 permission=READ,
@@ -91,6 +93,7 @@ class RecordRoutes:
                 method="GET",
                 path=f"{_AGENT}/metrics",
                 handler=self.agent_metrics,
+                needs=Needs.STORE,
                 tag=_RECORDS,
                 summary="Get traffic metrics of an agent",
                 permission=READ,
@@ -101,6 +104,7 @@ class RecordRoutes:
                 method="GET",
                 path=f"{_OF_WORKSPACE}/access-logs",
                 handler=self.access_logs,
+                needs=Needs.STORE,
                 tag=_RECORDS,
                 summary="List access log entries, newest first",
                 permission=READ,
@@ -119,6 +123,7 @@ class RecordRoutes:
                 method="GET",
                 path=f"{_OF_WORKSPACE}/error-logs",
                 handler=self.error_logs,
+                needs=Needs.STORE,
                 tag=_RECORDS,
                 summary="List error log entries of NGINX and agents, newest first",
                 permission=READ,

@@ -25,6 +25,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.telemetry.summaries import DAY, HOUR, WIDTHS
 from fleetplane.kernel.values.times import NS, spelled
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.problems import Problem, Rejected
 from fleetplane.web.rest.routes import Answer, Query, Route
 
@@ -127,6 +128,7 @@ class TrafficRoutes:
                 method="GET",
                 path="/workspaces/{workspace_id}/traffic",
                 handler=self.traffic,
+                needs=Needs.STORE,
                 summary="Get what the requests of a workspace came to, over time, by host and by agent",
                 tag="Metrics and logs",
                 permission=READ,

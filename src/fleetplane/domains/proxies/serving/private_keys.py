@@ -10,12 +10,13 @@ from fleetplane.kernel.store import Draft, Store
 class Vault:
     def __init__(self, store: Store, master: MasterKey) -> None:
         self._store = store
-        self._master = master
+        self.master = master
+        """Seals whatever of proxies only servers may read."""
 
     def put(self, draft: Draft, certificate: str, fingerprint: str, key_pem: bytes) -> None:
         """Keep a key, as part of the transaction that makes its certificate known."""
         name = _secret(certificate, fingerprint)
-        draft.put_secret(name, self._master.seal(key_pem, purpose=name))
+        draft.put_secret(name, self.master.seal(key_pem, purpose=name))
 
     def remove(self, draft: Draft, certificate: str, fingerprint: str) -> None:
         draft.delete_secret(_secret(certificate, fingerprint))
@@ -26,7 +27,7 @@ class Vault:
         sealed = await self._store.get_secret(name)
         if sealed is None:
             raise NotFound(f"there is no private key for certificate {certificate}")
-        return self._master.open(sealed, purpose=name)
+        return self.master.open(sealed, purpose=name)
 
 
 def _secret(certificate: str, fingerprint: str) -> str:

@@ -14,6 +14,7 @@ from fleetplane.domains.proxies.rest import bodies as requests
 from fleetplane.domains.proxies.rest.agents import AgentTokenView, enrolled
 from fleetplane.domains.proxies.rest.common import CREATED, ProxyCall, actor
 from fleetplane.kernel.values.times import spelled, spelled_or_null
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.routes import Answer, Route
 
 _TAG = "Agents"
@@ -51,6 +52,7 @@ class MachineRoutes:
                 method="GET",
                 path=f"{_ONE}/machine",
                 handler=self.get,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=READ,
                 summary="Get the machine that an agent is bound to, and the one that was refused",
@@ -60,6 +62,7 @@ class MachineRoutes:
                 method="POST",
                 path=f"{_ONE}/machine/approve",
                 handler=self.approve,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 summary="Approve a change of machine: the refused machine takes over when it connects again",
                 permission=ADMINISTER,
@@ -70,6 +73,7 @@ class MachineRoutes:
                 method="POST",
                 path=f"{_ONE}/machine/dismiss",
                 handler=self.dismiss,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 summary="Dismiss the machine that was refused, and end the alert",
                 permission=ADMINISTER,
@@ -80,6 +84,7 @@ class MachineRoutes:
                 method="POST",
                 path=f"{_ONE}/token",
                 handler=self.reissue,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 summary="Revoke an agent's token and certificate; a new token is returned once",
                 permission=ADMINISTER,

@@ -18,6 +18,7 @@ from fleetplane.domains.proxies.rest.common import CREATED, ProxyCall, actor, co
 from fleetplane.domains.proxies.serving.certificates import Certificates
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.values.times import spelled
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import number
 from fleetplane.web.rest.problems import Problem
 from fleetplane.web.rest.routes import Answer, Query, Route
@@ -60,6 +61,7 @@ class ObservedRoutes:
                 method="GET",
                 path=f"{_ONE}/observed",
                 handler=self.observed,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 summary="Get the configuration of the NGINX that an agent observes",
                 permission=RAW,
@@ -69,6 +71,7 @@ class ObservedRoutes:
                 method="GET",
                 path=f"{_ONE}/observed/log",
                 handler=self.log,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 summary="Get the last lines of a log of the NGINX that an agent observes",
                 permission=RAW,
@@ -89,6 +92,7 @@ class ObservedRoutes:
                 method="POST",
                 path=f"{_ONE}/observed/certificates",
                 handler=self.certificate,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 summary="Import a certificate with its key from the NGINX that an agent observes",
                 permission=ADMINISTER,
@@ -100,6 +104,7 @@ class ObservedRoutes:
                 method="GET",
                 path=f"{_ONE}/takeover",
                 handler=self.plan,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 summary="Plan to take over the NGINX that an agent observes; changes nothing",
                 permission=ADMINISTER,
@@ -109,6 +114,7 @@ class ObservedRoutes:
                 method="POST",
                 path=f"{_ONE}/takeover",
                 handler=self.take_over,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 summary="Take over the NGINX that an agent observes, as a plan says",
                 permission=ADMINISTER,
@@ -119,6 +125,7 @@ class ObservedRoutes:
                 method="POST",
                 path=f"{_ONE}/give-back",
                 handler=self.give_back,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 summary="Start the NGINX again that was taken over, as it was started before",
                 permission=ADMINISTER,

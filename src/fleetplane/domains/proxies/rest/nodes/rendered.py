@@ -20,6 +20,7 @@ from fleetplane.domains.proxies.nginx.site import LACKS, Binary, Paths, Site
 from fleetplane.domains.proxies.rest.common import ProxyCall
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.kernel.errors import FailedPrecondition, NotFound
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import number
 from fleetplane.web.rest.problems import Problem
 from fleetplane.web.rest.routes import Answer, Query, Route
@@ -60,6 +61,7 @@ class RenderedRoutes:
                 method="GET",
                 path="/agents/{agent_id}/configs/{version}/rendered",
                 handler=self.rendered,
+                needs=Needs.STORE,
                 tag="Configuration",
                 summary="Get the NGINX configuration that an agent writes for a version",
                 permission=RAW,
