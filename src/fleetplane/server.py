@@ -148,6 +148,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             chores = housekeeping.chores(store, clock)
             tasks.append(controllers.create_task(housekeeping.keep_house(chores, clock), name="housekeeping"))
             tasks.append(controllers.create_task(store.writing(), name="store"))
+            tasks.append(controllers.create_task(store.keeping_fresh(), name="secrets"))
             tasks.append(controllers.create_task(keeper.run(), name="audit"))
             history = HistoryKeeper(store, clock, _history_bounds(settings))
             tasks.append(controllers.create_task(history.run(), name="history"))

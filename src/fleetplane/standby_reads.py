@@ -24,9 +24,7 @@ from fleetplane.front import Front
 from fleetplane.grpc_apps import keep_to_rights
 from fleetplane.kernel.attention import Attention, AttentionCollector
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import Unavailable
 from fleetplane.kernel.identity import Authority
-from fleetplane.kernel.identity.authority import FLEET, WORKLOAD
 from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.revocation_lists import RevocationLists
@@ -55,8 +53,6 @@ STALE_SECONDS = 5.0
 """Without a renewal for this long, watches end: silent no longer means that nothing happened."""
 GRACE_SECONDS = 0.5
 """For answers under way when this server becomes active; watches end, and go on wherever they connect."""
-KEYS = frozenset({FLEET.secret, WORKLOAD.secret})
-SIGNING = "signing/"
 
 
 class StandbyReads:
@@ -98,11 +94,11 @@ class StandbyReads:
             await self._clock.sleep(RETRY_SECONDS)
 
     async def _serve(self, standby: Standby) -> None:
-        """Answer until memory is stale or a key has changed that was read at the beginning."""
+        """Answer until memory is stale."""
         await standby.index.confirm()
         async with contextlib.AsyncExitStack() as stack:
-            keys, registry = _Keys(), CollectorRegistry()
-            kernel = await self._kernel(standby, stack, keys)
+            registry = CollectorRegistry()
+            kernel = await self._kernel(standby, stack)
             domains = await assembly.build(
                 self._settings, kernel, verify_audit=self._verify_elsewhere, stands_by=True
             )
@@ -138,7 +134,7 @@ class StandbyReads:
                 beside = self._beside(tasks, kernel, front, domains)
                 with kernel.store.writing_here():  # in whose context these begin
                     beside += [tasks.create_task(one.run_here(), name=f"standby/{one!r}") for one in serving]
-                while standby.index.silent_seconds <= STALE_SECONDS and not keys.changed:
+                while standby.index.silent_seconds <= STALE_SECONDS:
                     # Watches look by themselves whether their caller may still read, in memory.
                     with contextlib.suppress(TimeoutError):  # and are ended in time, whatever hangs
                         async with asyncio.timeout(FRESH_SECONDS):
@@ -167,11 +163,10 @@ class StandbyReads:
         }
         return [tasks.create_task(one, name=f"standby-{name}") for name, one in work.items()]
 
-    async def _kernel(self, standby: Standby, stack: contextlib.AsyncExitStack, keys: _Keys) -> Kernel:
+    async def _kernel(self, standby: Standby, stack: contextlib.AsyncExitStack) -> Kernel:
         """What domains stand on, over a store that refuses writes: keys that do not exist are not made."""
         store = standby.store.reader(lambda: elsewhere(standby))
         clock = store.clock
-        store.keep_fresh(keys)  # before the first is read
         master = self._keys.master(may_create=False)
         telemetry = None
         if self._keeps_telemetry:
@@ -214,17 +209,3 @@ def _collect(registry: CollectorRegistry, kernel: Kernel, serving: Iterable[Doma
 
 def _fleetwide(domains: Sequence[Domain]) -> FleetwideDomain:
     return next(one for one in domains if isinstance(one, FleetwideDomain))
-
-
-class _Keys:
-    """Notices that a key has changed which was read at the beginning."""
-
-    def __init__(self) -> None:
-        self.changed = False
-
-    def secret_changed(self, name: str) -> None:
-        self.changed = self.changed or name in KEYS or name.startswith(SIGNING)
-
-    async def refresh(self) -> None:
-        if self.changed:
-            raise Unavailable("keys have changed, and are being read", hint="try again")

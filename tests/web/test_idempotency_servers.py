@@ -111,6 +111,7 @@ class Server:
 
     async def post(self, path: str, key: str, body: Any = 1) -> httpx.Response:
         headers = {"authorization": "maker", "idempotency-key": key}
+        await self.store.confirmed()  # as every server does before it answers
         with self.store.writing_here():
             return await self._http.post(f"/t{path}", json=body, headers=headers)
 

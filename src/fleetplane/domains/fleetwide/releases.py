@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,11 +90,9 @@ class ReleaseSide:
 
     async def run(self) -> None:
         """Forget agents that are gone, now and then."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.check_ins.run_here())
-            while True:
-                await self._clock.sleep(SWEEP_SECONDS)
-                await self.check_ins.sweep()
+        while True:
+            await self._clock.sleep(SWEEP_SECONDS)
+            await self.check_ins.sweep()
 
 
 async def release_options(

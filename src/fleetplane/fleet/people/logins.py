@@ -27,6 +27,8 @@ from fleetplane.kernel.values.times import NS
 
 VERIFIED_LIMIT = 10_000
 """Access tokens whose signature is known to be good; about 1 KB each."""
+PUBLISHED_SECONDS = 3600
+"""How long a key is published before it signs, where several servers do."""
 ISSUER = "fleetplane"
 _ACCESS = "access"
 
@@ -318,9 +320,15 @@ class Logins(Generic[S, T]):
 
         if over(self._store):
             await self._end(over, actor=self._policy.actor, action=self._records.actions.swept)
-        if now_ns - self._keys.created_at_ns > self._policy.key_life_seconds * NS:
-            return await self.rotate_keys(actor=self._policy.actor)
-        return None
+        left_ns = self._keys.created_at_ns + self._policy.key_life_seconds * NS - now_ns
+        if self._store.shared:  # whoever reads the keys now and then, at any server, knows the next in time
+            published_at_ns = self._keys.published_at_ns
+            if published_at_ns is None and left_ns < PUBLISHED_SECONDS * NS:
+                await self._keys.publish(actor=self._policy.actor)
+                return None
+            if published_at_ns is not None:
+                left_ns = max(left_ns, published_at_ns + PUBLISHED_SECONDS * NS - now_ns)
+        return await self.rotate_keys(actor=self._policy.actor) if left_ns < 0 else None
 
     async def rotate_keys(self, *, actor: str) -> str:
         """Sign with a new key; tokens of the former one stay good for as long as they live."""

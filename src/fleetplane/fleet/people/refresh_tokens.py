@@ -18,10 +18,12 @@ from typing import Protocol
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, Unauthenticated
 from fleetplane.kernel.identity import MasterKey
+from fleetplane.kernel.identity.sealed_secret import SealedSecret
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.store import Store
 
 REFRESH = "refresh"
+ACTOR = "system"
 _KEY_BYTES = 32
 
 
@@ -79,12 +81,13 @@ class RotatingRefresh:
     async def load_or_create(
         cls, store: Store, master: MasterKey, clock: Clock, *, secret: str
     ) -> RotatingRefresh:
-        sealed = await store.get_secret(secret)
-        if sealed is not None:
-            return cls(master.open(sealed, purpose=secret))
-        mac_key = clock.token_bytes(_KEY_BYTES)
-        await store.put_secret(secret, master.seal(mac_key, purpose=secret))
-        return cls(mac_key)
+        """The key of refresh tokens, made at first use: by one of all servers."""
+
+        async def made() -> bytes:
+            return clock.token_bytes(_KEY_BYTES)
+
+        found = await SealedSecret(store, master, name=secret).read_or_make(made, actor=ACTOR)
+        return cls(found.content)
 
     def issue(self, login: str, generation: int, claims: Mapping[str, object]) -> str:  # noqa: ARG002  # one signature
         head = uuid.UUID(login).bytes + generation.to_bytes(4, "big")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fleetplane.kernel.identity import MasterKey
+from fleetplane.kernel.identity.sealed_secret import SealedSecret
 from fleetplane.kernel.release.documents import key_text
 from fleetplane.kernel.store import Store
 
@@ -28,12 +29,12 @@ class ReleaseKey:
     @classmethod
     async def load_or_create(cls, store: Store, master: MasterKey) -> ReleaseKey:
         """The key of this installation."""
-        sealed = await store.get_secret(SECRET)
-        if sealed is not None:
-            return cls(Ed25519PrivateKey.from_private_bytes(master.open(sealed, purpose=SECRET)))
-        key = Ed25519PrivateKey.generate()
-        await store.put_secret(SECRET, master.seal(key.private_bytes_raw(), purpose=SECRET), actor=ACTOR)
-        return cls(key)
+
+        async def made() -> bytes:
+            return Ed25519PrivateKey.generate().private_bytes_raw()
+
+        found = await SealedSecret(store, master, name=SECRET).read_or_make(made, actor=ACTOR)
+        return cls(Ed25519PrivateKey.from_private_bytes(found.content))
 
     def sign(self, payload: bytes) -> bytes:
         """A signature of 64 bytes."""

@@ -40,6 +40,7 @@ from fleetplane.kernel.identity.roots import (
     unpack,
     write_root,
 )
+from fleetplane.kernel.identity.sealed_secret import NO_VERSION, ReplacedMeanwhile, SealedSecret, Unsealed
 from fleetplane.kernel.identity.succession import Phase, Succession
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.unbroken import finish
@@ -108,14 +109,16 @@ class Authority:
         master: MasterKey,
         clock: Clock,
         purpose: AuthorityPurpose = FLEET,
+        version: str = NO_VERSION,
     ) -> None:
         self._purpose = purpose
-        self._store = store
-        self._master = master
+        self._kept = SealedSecret(store, master, name=purpose.secret)
+        self._version = version
         self._clock = clock
         self._stepping = asyncio.Lock()  # guards: what is sealed in the store is what is in memory
         self._subscribers: list[Callable[[], None]] = []
         self._use(succession)
+        store.keep_fresh(self)
 
     def __repr__(self) -> str:
         subject = self._certificate.subject.rfc4514_string()
@@ -125,21 +128,26 @@ class Authority:
     async def load_or_create(
         cls, store: Store, master: MasterKey, clock: Clock, *, purpose: AuthorityPurpose = FLEET
     ) -> Authority:
-        """The authority kept in the store, made at first start."""
-        name = purpose.secret
-        sealed = await store.get_secret(name)
-        if sealed is not None:
-            kept = unpack(master.open(sealed, purpose=name))
-            return cls(kept, store=store, master=master, clock=clock, purpose=purpose)
-        now_ns = clock.now_ns()
-        succession = Succession(
-            current=make_root(_now(clock), title=purpose.title),
-            trusted_since_ns=now_ns,
-            signing_since_ns=now_ns,
+        """The authority kept in the store, made at first start: by one of all servers."""
+
+        async def made() -> bytes:
+            now_ns = clock.now_ns()
+            current = make_root(_now(clock), title=purpose.title)
+            return msgspec.msgpack.encode(
+                Succession(current=current, trusted_since_ns=now_ns, signing_since_ns=now_ns)
+            )
+
+        found = await SealedSecret(store, master, name=purpose.secret).read_or_make(
+            made, actor=ACTOR, action=f"identity.create-{purpose.secret}"
         )
-        authority = cls(succession, store=store, master=master, clock=clock, purpose=purpose)
-        await authority._keep(succession, actor=ACTOR, action=f"identity.create-{name}")
-        return authority
+        return cls(
+            unpack(found.content),
+            store=store,
+            master=master,
+            clock=clock,
+            purpose=purpose,
+            version=found.version,
+        )
 
     def _use(self, succession: Succession) -> None:
         assert succession.current.private_der is not None
@@ -154,6 +162,30 @@ class Authority:
         self._certificate = self._members[0].certificate
         self._accepted = frozenset(member.key_id for member in self._members)
         self._trust_id = hashlib.sha256(" ".join(sorted(self._accepted)).encode()).hexdigest()[:16]
+
+    # What other servers do.
+
+    def secret_changed(self, name: str) -> None:
+        """Nothing to note: `refresh` compares versions."""
+
+    async def refresh(self) -> None:
+        """Know the steps that other servers have taken."""
+        if self._kept.version != self._version:
+            async with self._stepping:
+                await self._reload()
+
+    async def _reload(self) -> None:
+        while self._kept.version != self._version:
+            found = await self._kept.read()
+            if found is None:
+                return
+            self._taken(found)
+
+    def _taken(self, found: Unsealed) -> None:
+        self._version = found.version
+        self._use(unpack(found.content))
+        for subscriber in tuple(self._subscribers):
+            subscriber()
 
     # Trust.
 
@@ -245,7 +277,7 @@ class Authority:
             record = self._succession.following or self._succession.current
             # Written anew as it is, so that the audit log tells who has its key now.
             action = f"identity.export-{self._purpose.secret}"
-            await self._keep(self._succession, actor=actor, action=action)
+            self._version = (await self._keep(self._succession, actor=actor, action=action)).version
             return write_root(record)
 
     @property
@@ -280,17 +312,16 @@ class Authority:
         await finish(self._step(succession, actor=actor, action=action))
 
     async def _step(self, succession: Succession, *, actor: str, action: str) -> None:
-        await self._keep(succession, actor=actor, action=action)
-        self._use(succession)
-        for subscriber in tuple(self._subscribers):
-            subscriber()
+        self._taken(await self._keep(succession, actor=actor, action=action))
 
-    async def _keep(self, succession: Succession, *, actor: str, action: str) -> None:
-        name = self._purpose.secret
-        sealed = self._master.seal(msgspec.msgpack.encode(succession), purpose=name)
-        await self._store.transact(
-            lambda draft: draft.put_secret(name, sealed), actor=actor, action=action, touches=()
-        )
+    async def _keep(self, succession: Succession, *, actor: str, action: str) -> Unsealed:
+        """Seal it in the place of what is in memory; of two servers that take a step at once, one does."""
+        content = msgspec.msgpack.encode(succession)
+        try:
+            return await self._kept.replace(content, version=self._version, actor=actor, action=action)
+        except ReplacedMeanwhile:
+            await self._reload()
+            raise
 
     def subscribe(self, subscriber: Callable[[], None]) -> Callable[[], None]:
         """Be told after each step; returns how to stop that. Must neither block nor raise."""

@@ -2,9 +2,10 @@
 
 A set of keys has one purpose and one algorithm: a token signed for another purpose, or by any
 other algorithm, is refused before its claims are looked at. The keys are kept sealed in the
-store. A key that was rotated out loses its private half at once and its public half when the
-last token it may have signed has expired. Time is the injected clock's, not the machine's.
-Decides whether a token is ours and in time; what its claims mean is the caller's business.
+store, and every server follows what another makes of them. A key that was rotated out loses its private half
+at once and its public half when the last token it may have signed has expired. One that will sign may be
+published before it does, for those who verify and read keys now and then. Time is the injected clock's, not
+the machine's. Decides whether a token is ours and in time; what its claims mean is the caller's business.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 import jwt
@@ -21,8 +22,15 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519, rsa
 
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import IntegrityError, InvalidArgument, ResourceExhausted, Unauthenticated
+from fleetplane.kernel.errors import (
+    Conflict,
+    IntegrityError,
+    InvalidArgument,
+    ResourceExhausted,
+    Unauthenticated,
+)
 from fleetplane.kernel.identity.master_key import MasterKey
+from fleetplane.kernel.identity.sealed_secret import NO_VERSION, ReplacedMeanwhile, SealedSecret
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.unbroken import finish
 
@@ -39,6 +47,8 @@ TOKEN_LIMIT_BYTES = 8192
 KID_BYTES = 8
 JTI_BYTES = 16
 RSA_BITS = 2048
+ATTEMPTS = 5
+"""To change a set of keys while other servers do."""
 ACTOR = "system/identity"
 
 Algorithm = Literal["EdDSA", "RS256"]
@@ -54,9 +64,15 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     created_at_ns: int
     public_der: bytes
     private_der: bytes | None = None
-    """Only of the key that signs."""
+    """Only of the key that signs, and of the one that will."""
+    is_next: bool = False
+    """Whether it is published, and signs nothing before the next rotation."""
     serves_until_ns: int | None = None
     """When a retired key may be forgotten."""
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(tuple[KeyRecord, ...])
 
 
 class SigningKeys:
@@ -72,15 +88,17 @@ class SigningKeys:
         purpose: str,
         algorithm: Algorithm,
         longest_life_seconds: float,
+        version: str = NO_VERSION,
     ) -> None:
-        self._store = store
-        self._master = master
+        self._kept = SealedSecret(store, master, name=_secret(purpose))
+        self._version = version
         self._clock = clock
         self._purpose = purpose
         self._algorithm: Algorithm = algorithm
         self._longest_life_seconds = longest_life_seconds
         self._rotation = asyncio.Lock()  # guards: what is sealed in the store is what is in memory
         self._use(records)
+        store.keep_fresh(self)
 
     def __repr__(self) -> str:
         return f"<SigningKeys {self._purpose} {self._algorithm} keys={len(self._records)}>"
@@ -96,18 +114,16 @@ class SigningKeys:
         algorithm: Algorithm,
         longest_life_seconds: float = LONGEST_LIFE_SECONDS,
     ) -> SigningKeys:
-        """The keys for one purpose, made at first use."""
-        name = _secret(purpose)
-        sealed = await store.get_secret(name)
-        if sealed is not None:
-            records = msgspec.msgpack.decode(master.open(sealed, purpose=name), type=tuple[KeyRecord, ...])
-            if records[0].algorithm != algorithm:
-                raise IntegrityError(
-                    f"the keys for {purpose} are for {records[0].algorithm}, not {algorithm}"
-                )
-        else:
-            records = (await _generate(algorithm, clock),)
-            await _keep(store, master, purpose, records, actor=ACTOR)
+        """The keys for one purpose, made at first use: by one of all servers."""
+
+        async def made() -> bytes:
+            return _ENCODER.encode((await _generate(algorithm, clock),))
+
+        kept = SealedSecret(store, master, name=_secret(purpose))
+        found = await kept.read_or_make(made, actor=ACTOR)
+        records = _DECODER.decode(found.content)
+        if records[0].algorithm != algorithm:
+            raise IntegrityError(f"the keys for {purpose} are for {records[0].algorithm}, not {algorithm}")
         return cls(
             records,
             store=store,
@@ -116,7 +132,27 @@ class SigningKeys:
             purpose=purpose,
             algorithm=algorithm,
             longest_life_seconds=longest_life_seconds,
+            version=found.version,
         )
+
+    # What other servers do.
+
+    def secret_changed(self, name: str) -> None:
+        """Nothing to note: `refresh` compares versions."""
+
+    async def refresh(self) -> None:
+        """Know the keys that other servers have made."""
+        if self._kept.version != self._version:
+            async with self._rotation:
+                await self._reload()
+
+    async def _reload(self) -> None:
+        while self._kept.version != self._version:
+            found = await self._kept.read()
+            if found is None:
+                return
+            self._version = found.version
+            self._use(_DECODER.decode(found.content))
 
     def _use(self, records: tuple[KeyRecord, ...]) -> None:
         current = records[0]
@@ -224,28 +260,71 @@ class SigningKeys:
     # Rotating.
 
     async def rotate(self, *, actor: str) -> str:
-        """Sign with a new key from now on; the older ones still verify. Returns the new key's id."""
+        """Sign with a new key from now on; the older ones still verify. Returns the new key's id.
+
+        The new key is the one that was published for this, if there is one.
+        """
         async with self._rotation:
-            made = await _generate(self._algorithm, self._clock)
-            records = (made, *self._retired())
+            made = self._next or await _generate(self._algorithm, self._clock)
+            signing = msgspec.structs.replace(made, is_next=False)
+
+            def following() -> tuple[KeyRecord, ...]:
+                return signing, *(one for one in self._retired() if one.kid != signing.kid)
+
+            await finish(self._take(following, actor=actor))
+            return signing.kid
+
+    @property
+    def _next(self) -> KeyRecord | None:
+        return next((record for record in self._records if record.is_next), None)
+
+    @property
+    def published_at_ns(self) -> int | None:
+        """When the key was made that will sign after the next rotation; None if there is none yet."""
+        following = self._next
+        return None if following is None else following.created_at_ns
+
+    async def publish(self, *, actor: str) -> str:
+        """Make the key that signs after the next rotation, for others to read it before; its id."""
+        async with self._rotation:
+            if self._next is None:
+                made = msgspec.structs.replace(await _generate(self._algorithm, self._clock), is_next=True)
+
+                def following() -> tuple[KeyRecord, ...]:
+                    return self._records if self._next is not None else (*self._records, made)
+
+                await finish(self._take(following, actor=actor))
+            assert self._next is not None
+            return self._next.kid
+
+    async def _take(self, following: Callable[[], tuple[KeyRecord, ...]], *, actor: str) -> None:
+        """Keep what follows from the records; again, if another server has changed them meanwhile."""
+        for _ in range(ATTEMPTS):
+            records = following()
             if len(records) > KEYS_LIMIT:
                 raise ResourceExhausted(
                     f"there are {KEYS_LIMIT} keys for {self._purpose} whose tokens may still be in use",
                     hint="wait until the oldest has been retired for as long as its tokens live",
                 )
-            await finish(self._take(records, actor=actor))
-            return made.kid
-
-    async def _take(self, records: tuple[KeyRecord, ...], *, actor: str) -> None:
-        await _keep(self._store, self._master, self._purpose, records, actor=actor)
-        self._use(records)
+            content = _ENCODER.encode(records)
+            try:
+                done = await self._kept.replace(content, version=self._version, actor=actor)
+            except ReplacedMeanwhile:
+                await self._reload()
+                continue
+            self._version = done.version
+            self._use(records)
+            return
+        raise Conflict(f"the keys for {self._purpose} are being changed all the time", hint="try again")
 
     def _retired(self) -> Iterator[KeyRecord]:
         now_ns = self._clock.now_ns()
         until_ns = now_ns + round((self._longest_life_seconds + LEEWAY_SECONDS) * 1e9)
         for record in self._records:
             if record.serves_until_ns is None:
-                yield msgspec.structs.replace(record, private_der=None, serves_until_ns=until_ns)
+                yield msgspec.structs.replace(
+                    record, private_der=None, serves_until_ns=until_ns, is_next=False
+                )
             elif record.serves_until_ns > now_ns:
                 yield record
 
@@ -261,13 +340,6 @@ class SigningKeys:
 
 def _secret(purpose: str) -> str:
     return f"signing/{purpose}"
-
-
-async def _keep(
-    store: Store, master: MasterKey, purpose: str, records: tuple[KeyRecord, ...], *, actor: str
-) -> None:
-    name = _secret(purpose)
-    await store.put_secret(name, master.seal(msgspec.msgpack.encode(records), purpose=name), actor=actor)
 
 
 async def _generate(algorithm: Algorithm, clock: Clock) -> KeyRecord:

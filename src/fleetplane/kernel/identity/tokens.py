@@ -2,7 +2,8 @@
 
 A token is 256 random bits, so a plain SHA-256 is enough to keep it: there is nothing to
 guess by dictionary. The hash, the roles and the scope are sealed under the master key, so a
-copied database tells neither who holds tokens nor what they may do.
+copied database tells neither who holds tokens nor what they may do. Names are claims, so that of
+several servers that make a token of one name one does, and every server follows what others make and revoke.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -19,15 +21,21 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import AlreadyExists, InvalidArgument, Unauthenticated
 from fleetplane.kernel.identity.ended_places import ENDED_PLACE, has_ended
 from fleetplane.kernel.identity.master_key import MasterKey
+from fleetplane.kernel.resources import Kind, Nothing
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.unbroken import finish
 
 PREFIX = "fp_"
 TOKEN_BYTES = 32
+ACTOR = "system/identity"
 NAME_LIMIT = 128
 ENDED_KEPT_NS = 86_400 * 1_000_000_000
 """A token is written moments after it was made: a day later none is on its way."""
+TOKEN_NAME: Kind[Nothing, Nothing] = Kind("token-name", Nothing, Nothing)
+"""Of claims alone: the name of a token, held by that token."""
+ADOPT_BATCH = 256
 _SECRETS = "token/"
+_FIELD = "name"
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +64,6 @@ class Tokens:
         self._master = master
         self._clock = clock
         self._by_digest: dict[bytes, TokenRecord] = {}
-        self._coming: set[str] = set()
-        """Names of tokens that are being written."""
         self._is_stale = False
         self._refreshing = asyncio.Lock()  # guards: whoever finds nothing stale has what was read last
         store.keep_fresh(self)
@@ -67,6 +73,11 @@ class Tokens:
 
     async def load(self) -> None:
         """Read all tokens into memory: authentication must not wait for a database."""
+        await self._read()
+        if self._store.elsewhere is None:
+            await self._adopt()
+
+    async def _read(self) -> None:
         found: dict[bytes, TokenRecord] = {}
         for name in await self._store.secret_names(_SECRETS):
             sealed = await self._store.get_secret(name)
@@ -75,6 +86,27 @@ class Tokens:
             record = msgspec.msgpack.decode(self._master.open(sealed, purpose=name), type=TokenRecord)
             found[record.digest] = record
         self._by_digest = found
+
+    async def _adopt(self) -> None:
+        """Claim the names of tokens that were made before names were claims, and free what nobody has."""
+        names = {record.name: _owner(record) for record in self._by_digest.values()}
+        held = {claim.value: owner for claim, owner in self._store.claims(TOKEN_NAME)}
+        wrong = [name for name, owner in names.items() if held.get(name) != owner]
+        free = sorted(held.keys() - names.keys())
+        wrong += [name for name in free if await self._store.get_secret(_SECRETS + name) is None]
+        for start in range(0, len(wrong), ADOPT_BATCH):
+
+            def change(draft: Draft, batch: Sequence[str] = wrong[start : start + ADOPT_BATCH]) -> None:
+                for name in batch:
+                    now = draft.claimed_by(TOKEN_NAME, "", _FIELD, name)
+                    if now != held.get(name):  # by another server, meanwhile
+                        continue
+                    if now is not None:
+                        draft.release(TOKEN_NAME, "", _FIELD, name, now)
+                    if name in names:
+                        draft.claim(TOKEN_NAME, "", _FIELD, name, names[name])
+
+            await self._store.transact(change, actor=ACTOR, action="identity.adopt-tokens", touches=())
 
     def secret_changed(self, name: str) -> None:
         """Another server has made or revoked a token."""
@@ -87,7 +119,7 @@ class Tokens:
             while self._is_stale:
                 self._is_stale = False
                 try:
-                    await self.load()
+                    await self._read()
                 except BaseException:
                     self._is_stale = True
                     raise
@@ -104,11 +136,7 @@ class Tokens:
     ) -> str:
         """A new token. This is the only time it can be read; `prefix` tells scanners whose it is."""
         minted = self.mint(name, roles=roles, scope=scope, prefix=prefix, life_seconds=life_seconds)
-        self._coming.add(name)
-        try:
-            await finish(self._keep(minted, actor=actor))
-        finally:
-            self._coming.discard(name)
+        await finish(self._keep(minted, actor=actor))
         return minted.token
 
     async def _keep(self, minted: Minted, *, actor: str) -> None:
@@ -130,8 +158,6 @@ class Tokens:
     ) -> Minted:
         if not name or len(name) > NAME_LIMIT:
             raise InvalidArgument(f"name must have 1 to {NAME_LIMIT} characters", field="name")
-        if name in self._coming or any(record.name == name for record in self._by_digest.values()):
-            raise AlreadyExists(f"there is a token named {name!r} already", field="name")
         token = prefix + base64.urlsafe_b64encode(self._clock.token_bytes(TOKEN_BYTES)).rstrip(b"=").decode()
         now_ns = self._clock.now_ns()
         record = TokenRecord(
@@ -145,7 +171,12 @@ class Tokens:
         return Minted(token=token, record=record)
 
     def put(self, draft: Draft, minted: Minted) -> None:
-        secret = _SECRETS + minted.record.name
+        """Raises `AlreadyExists` if there is a token of this name."""
+        name, owner = minted.record.name, _owner(minted.record)
+        if draft.claimed_by(TOKEN_NAME, "", _FIELD, name) not in (None, owner):
+            raise AlreadyExists(f"there is a token named {name!r} already", field="name")
+        draft.claim(TOKEN_NAME, "", _FIELD, name, owner)
+        secret = _SECRETS + name
         draft.put_secret(secret, self._master.seal(msgspec.msgpack.encode(minted.record), purpose=secret))
 
     def admit(self, minted: Minted) -> None:
@@ -153,15 +184,22 @@ class Tokens:
         self._by_digest[minted.record.digest] = minted.record
 
     async def revoke(self, name: str, *, actor: str) -> bool:
-        record = next((record for record in self._by_digest.values() if record.name == name), None)
-        if record is None:
-            return False
-        await finish(self._delete(record, actor=actor))
-        return True
+        """Whether there was such a token."""
+        return await finish(self._delete(name, actor=actor))
 
-    async def _delete(self, record: TokenRecord, *, actor: str) -> None:
-        await self._store.delete_secret(_SECRETS + record.name, actor=actor)
-        self._by_digest.pop(record.digest, None)  # another may have revoked it at the same time
+    async def _delete(self, name: str, *, actor: str) -> bool:
+        def change(draft: Draft) -> str | None:
+            owner = draft.claimed_by(TOKEN_NAME, "", _FIELD, name)
+            if owner is not None:
+                draft.release(TOKEN_NAME, "", _FIELD, name, owner)
+                draft.delete_secret(_SECRETS + name)
+            return owner
+
+        done = await self._store.transact(change, actor=actor, action="secret.delete", touches=())
+        gone = [one.digest for one in self._by_digest.values() if _owner(one) == done.value]
+        for digest in gone:  # another may have revoked it at the same time
+            self._by_digest.pop(digest, None)
+        return done.value is not None
 
     def authenticate(self, token: str) -> Principal:
         """The token's principal. Looked up by hash, so no timing tells how near a guess came."""
@@ -205,6 +243,11 @@ class Tokens:
 
     def __len__(self) -> int:
         return len(self._by_digest)
+
+
+def _owner(record: TokenRecord) -> str:
+    """How a token is called that holds a name; tells nothing of what is kept of it."""
+    return hashlib.sha256(b"fleetplane/token-name\0" + record.digest).hexdigest()[:32]
 
 
 def _digest(token: str) -> bytes:

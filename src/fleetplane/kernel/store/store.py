@@ -22,6 +22,8 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
+import structlog
+
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.audit.chain import ACTION_LIMIT_BYTES, ACTOR_LIMIT_BYTES, Head, Row
 from fleetplane.kernel.clock import Clock
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from fleetplane.kernel.store.servers.standby import Meanwhile
 
 R = TypeVar("R")
+log = structlog.get_logger(__name__)
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 AuditKey = Callable[[bool], bytes]
@@ -64,6 +67,8 @@ ever written to it: only then may a key be made."""
 REACH_SECONDS = 5.0
 """How long a cursor from the future is waited for: as long as a server goes on without its database."""
 REACH_LOOK_SECONDS = 0.05
+FRESH_RETRY_SECONDS = 0.5
+"""Before secrets that could not be read are tried again."""
 _WRITING_HERE: ContextVar[bool] = ContextVar("writing_here", default=False)
 SYSTEM = "system"
 """The actor of what the server does for itself."""
@@ -98,14 +103,13 @@ class Store:
         self._writing: asyncio.Task[None]
         self._companions: tuple[Companion, ...] = ()
         self._caches: list[SecretCache] = []
+        self._secret_changed = asyncio.Event()
         self.lineage = ""
         """Of the database; the revisions of another one mean nothing here."""
         self.exclusive = False
         """Whether this process alone does what one does for all: others that write run no controllers."""
         self.shared = False
         """Whether other servers write to the same database, and may know what this one does not yet."""
-        self.succeeds = False
-        """Whether this server became active by following another one: somebody listened all the time."""
         self.bell: Doorbell | None = None
         """What tells them of writes, and this one of theirs."""
         self.elsewhere: Callable[[], FleetplaneError] | None = None
@@ -227,6 +231,22 @@ class Store:
     def _note_secret(self, name: str) -> None:
         for cache in self._caches:
             cache.secret_changed(name)
+        self._secret_changed.set()
+
+    async def keeping_fresh(self) -> None:
+        """Let every cache read at once what other servers change, until cancelled.
+
+        For the active server, which does not ask before every call whether they have.
+        """
+        while True:
+            await self._secret_changed.wait()
+            self._secret_changed.clear()
+            try:
+                await self.refreshed()
+            except FleetplaneError as error:  # the database is away; what is stale stays so
+                log.warning("store.secrets_not_read", error=error.message)
+                self._secret_changed.set()
+                await self.clock.sleep(FRESH_RETRY_SECONDS)
 
     def keep_fresh(self, cache: SecretCache) -> None:
         """Tell from now on about secrets that another process has changed."""

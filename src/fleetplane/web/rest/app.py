@@ -114,7 +114,7 @@ class Desk(Generic[C]):
                 assert kept_answer is not None, "what goes on cannot be kept"
                 await self._answers.keep(once, kept_answer)
             except FleetplaneError:
-                kept = await self._answers.find_after_refusal(once)
+                kept = await self._answers.find(once)
                 if kept is None:
                     raise
                 return _again(route, call, kept)  # of the server that was faster

@@ -174,19 +174,11 @@ class Answers:
             del self._running[digest]
 
     async def find(self, once: Once) -> Kept | None:
-        """The answer given before; `Conflict` if it was to another question, or is not known."""
-        if self._store.shared:  # another server may have given it a moment ago
-            await self._store.confirmed()
-        return await self._found(once)
+        """The answer that another request with this key was given; `Conflict` if it was to another question,
+        or is not known.
 
-    async def find_after_refusal(self, once: Once) -> Kept | None:
-        """The answer that another request with this key has been given since this one began, if any.
-
-        Its handler was refused something: perhaps because of that.
+        Asked before a handler runs, and again if it was refused something: perhaps because of that request.
         """
-        return await self._found(once)
-
-    async def _found(self, once: Once) -> Kept | None:
         owner = self._store.claimed_by(USED_KEY, self._namespace, _FIELD, once.digest)
         if owner is None:
             return None
