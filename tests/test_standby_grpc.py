@@ -1,4 +1,7 @@
-"""GPU reads on three real servers over one PostgreSQL: linearizable on all, and watches move between them."""
+"""GPUs on three real servers over one PostgreSQL: written and read on all, linearizably.
+
+Watches and providers move between them, and one of them may die.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,19 @@ from support.shared.waiting_server import WaitingServer, patient
 
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
 
-ONLY = ("--only", os.environ.get("STANDBY_DOMAINS", "gpus"))
+LEASE_SECONDS = 10.0
+ONLY = (
+    "--only",
+    os.environ.get("STANDBY_DOMAINS", "gpus"),
+    "--set",
+    f"gpus.lease_seconds={LEASE_SECONDS}",
+)
 DEADLINE_SECONDS = 60.0
 GPUS = ("gpu-0", "gpu-1")
-WRITES = 25
-"""Of each writer, one for each GPU."""
+PROVIDERS = "nvidia.device.v1alpha1.ProviderService"
+WRITES = 10
+"""Of each writer, one for each GPU at each server."""
+BEAT_SECONDS = 0.5
 T = TypeVar("T")
 
 UNGATED = """
@@ -66,6 +77,7 @@ class Server:
         self.gpus: Any = gpu_pb2_grpc.GpuServiceStub(self.channel)
         self.provider: Any = provider_pb2_grpc.ProviderServiceStub(self.channel)
         self.health: Any = health_pb2_grpc.HealthStub(self.channel)
+        self.kill: Callable[[], object] = lambda: None
 
     def read(self, gpu: str) -> Any:
         """What the GPU's condition says; None if it is not answered now."""
@@ -79,8 +91,17 @@ class Server:
     def write(self, gpu: str, message: str) -> int:
         condition = gpu_pb2.Condition(type="Ready", status="True", reason="Test", message=message)
         request = provider_pb2.UpdateGpuConditionRequest(name=gpu, provider_id="p", condition=condition)
-        version: int = self.provider.UpdateGpuCondition(request, timeout=DEADLINE_SECONDS).resource_version
+        version: int = self.call(self.provider.UpdateGpuCondition, request).resource_version
         return version
+
+    def call(self, method: Any, request: Any) -> Any:
+        """The answer. UNAVAILABLE means that nothing was done: the server was not up to date."""
+        return again(partial(_answered, method, request))
+
+    def says(self, gpu: str) -> list[tuple[str, str]]:
+        """Status and reason of its conditions."""
+        found = self.call(self.gpus.GetGpu, gpu_pb2.GetGpuRequest(name=gpu)).gpu
+        return [(one.status, one.reason) for one in found.status.conditions]
 
     def watch(self, after: int | None) -> Any:
         options = gpu_pb2.ListOptions(resource_version="" if after is None else str(after))
@@ -100,9 +121,25 @@ class Server:
                 assert error.code() is grpc.StatusCode.UNAVAILABLE, error
             assert time.monotonic() < deadline
 
+    def is_there(self) -> bool:
+        try:
+            self.status("")
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE, error
+            return False
+        return True
+
     def status(self, service: str) -> str:
         answer = self.health.Check(health_pb2.HealthCheckRequest(service=service), timeout=DEADLINE_SECONDS)
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+
+def _answered(method: Any, request: Any) -> Any:
+    try:
+        return method(request, timeout=DEADLINE_SECONDS)
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE, error
+        return None
 
 
 def again(ask: Callable[[], T | None]) -> T:
@@ -115,7 +152,7 @@ def again(ask: Callable[[], T | None]) -> T:
 
 @contextmanager
 def servers(tmp_path: Path, postgres: PostgresServer, more: str = "") -> Iterator[list[Server]]:
-    """One that is active, and two that stand by and answer reads."""
+    """One that is active, and two that stand by."""
     environment = {
         **patient(tmp_path),
         "FLEETPLANE_STORE__URL": postgres.database(),
@@ -124,7 +161,7 @@ def servers(tmp_path: Path, postgres: PostgresServer, more: str = "") -> Iterato
     with (tmp_path / "site" / "sitecustomize.py").open("a") as site:
         site.write(more)
     with ExitStack() as stack:
-        stack.enter_context(running_server(tmp_path / "one", *ONLY, environment=environment))
+        first = stack.enter_context(running_server(tmp_path / "one", *ONLY, environment=environment))
         standing_by = [
             stack.enter_context(WaitingServer(tmp_path / name, environment, *ONLY))
             for name in ("two", "three")
@@ -134,6 +171,7 @@ def servers(tmp_path: Path, postgres: PostgresServer, more: str = "") -> Iterato
         found = [Server(name, tmp_path / name / "d.sock") for name in ("one", "two", "three")]
         for server in found:
             stack.callback(server.channel.close)
+        found[0].kill = first.process.kill
         yield found
 
 
@@ -202,20 +240,25 @@ def _serves(server: WaitingServer) -> bool:
     return "standby.reads_served" in server.told()
 
 
-def history(writer: Server, readers: list[Server], numbers: Iterator[int]) -> list[Operation]:
+def history(writers: list[Server], readers: list[Server], numbers: Iterator[int]) -> list[Operation]:
     """What clients see who write and read the same GPUs at the same time, one at each server and GPU."""
     found: list[Operation] = []
-    ready = threading.Barrier(len(GPUS) + len(readers))
+    ready = threading.Barrier(len(GPUS) * len(writers) + len(readers))
     written: list[str] = []
 
-    def write(gpu: str) -> None:
+    def write(writer: Server, gpu: str) -> None:
         ready.wait(DEADLINE_SECONDS)
         for _ in range(WRITES):
             value, began = str(next(numbers)), time.monotonic()
             writer.write(gpu, value)
             found.append(
                 Operation(
-                    register=gpu, kind="write", value=value, began=began, ended=time.monotonic(), where="one"
+                    register=gpu,
+                    kind="write",
+                    value=value,
+                    began=began,
+                    ended=time.monotonic(),
+                    where=writer.name,
                 )
             )
         written.append(gpu)
@@ -225,7 +268,7 @@ def history(writer: Server, readers: list[Server], numbers: Iterator[int]) -> li
         # Until nobody writes any more, and once after that.
         last = False
         while True:
-            done = len(written) == len(GPUS)
+            done = len(written) == len(GPUS) * len(writers)
             for gpu in GPUS:
                 began = time.monotonic()
                 value = again(partial(server.read, gpu)) if last else server.read(gpu)
@@ -245,15 +288,18 @@ def history(writer: Server, readers: list[Server], numbers: Iterator[int]) -> li
                 return
             last = done
 
-    with ThreadPoolExecutor() as pool:
-        tasks = [pool.submit(write, gpu) for gpu in GPUS] + [pool.submit(read, one) for one in readers]
+    with ThreadPoolExecutor(len(GPUS) * len(writers) + len(readers)) as pool:
+        tasks = [pool.submit(write, one, gpu) for one in writers for gpu in GPUS]
+        tasks += [pool.submit(read, one) for one in readers]
         for task in tasks:
             task.result(2 * DEADLINE_SECONDS)
     return found
 
 
 @pytest.mark.timeout(900)
-def test_gpu_reads_are_linearizable_on_every_server(tmp_path: Path, postgres: PostgresServer) -> None:
+def test_gpus_are_written_and_read_linearizably_on_every_server(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
     defect = tmp_path / "ungated"
     with servers(tmp_path, postgres, UNGATED.format(path=str(defect))) as (one, two, three):
         for gpu in GPUS:
@@ -262,16 +308,16 @@ def test_gpu_reads_are_linearizable_on_every_server(tmp_path: Path, postgres: Po
         for gpu in GPUS:
             one.write(gpu, "0")
         begun = [Operation(register=gpu, kind="write", value="0", began=0, ended=0) for gpu in GPUS]
-        seen = [*begun, *history(one, [one, two, three], numbers)]
+        everyone = [one, two, three]
+        seen = [*begun, *history(everyone, everyone, numbers)]
         assert {(each.where, each.kind) for each in seen} == {
-            *((server.name, "read") for server in (one, two, three)),
-            ("one", "write"),
+            *((server.name, kind) for server in everyone for kind in ("read", "write")),
             ("", "write"),
         }
         verdict = check(seen)
         assert verdict.linearizable, str(verdict)
         _finds_a_stale_read(seen)
-        _refusals(one, two)
+        _written_anywhere(one, two, three)
         _owner(tmp_path / "one", tmp_path / "two")
         _watches(one, two, three)
         # The same servers without the gate: the checker finds what clients then see.
@@ -279,9 +325,11 @@ def test_gpu_reads_are_linearizable_on_every_server(tmp_path: Path, postgres: Po
         deadline = time.monotonic() + DEADLINE_SECONDS
         while True:
             begun = [replace(each, value=again(partial(one.read, each.register))) for each in begun]
-            if not check([*begun, *history(one, [two, three], numbers)]).linearizable:
+            if not check([*begun, *history([one], [two, three], numbers)]).linearizable:
                 break
             assert time.monotonic() < deadline
+        defect.unlink()
+        _providers(one, two, three)
 
 
 def _finds_a_stale_read(seen: list[Operation]) -> None:
@@ -293,25 +341,93 @@ def _finds_a_stale_read(seen: list[Operation]) -> None:
     assert stale in verdict.stuck
 
 
-def _refusals(active: Server, standby: Server) -> None:
-    """What writes is refused, naming who would do it; health says what is served."""
-    with pytest.raises(grpc.RpcError) as refused:
-        standby.write("gpu-0", "x")
-    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert "/one is active" in str(refused.value.details())
-    for call, request in (
-        (standby.provider.Heartbeat, provider_pb2.HeartbeatRequest(provider_id="p")),
-        (standby.gpus.DeleteGpu, gpu_pb2.DeleteGpuRequest(name="gpu-0")),
-    ):
-        with pytest.raises(grpc.RpcError) as refused:
-            call(request, timeout=DEADLINE_SECONDS)
-        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert standby.status("") == "NOT_SERVING"
-    assert standby.status("nvidia.device.v1alpha1.ProviderService") == "NOT_SERVING"
-    again(lambda: True if standby.status("fleetplane.reads") == "SERVING" else None)
-    assert (active.status(""), active.status("fleetplane.reads")) == ("SERVING", "SERVING")
-    listed = again(lambda: _listed(standby))
+def _written_anywhere(one: Server, two: Server, three: Server) -> None:
+    """GPUs come and go on whichever server; versions decide everywhere; health says what is served."""
+    made = two.call(
+        two.gpus.CreateGpu, gpu_pb2.CreateGpuRequest(gpu=gpu_pb2.Gpu(metadata={"name": "made"}, spec={}))
+    )
+    assert made.created
+    assert not one.call(
+        one.gpus.CreateGpu, gpu_pb2.CreateGpuRequest(gpu=gpu_pb2.Gpu(metadata={"name": "made"}, spec={}))
+    ).created
+    status = gpu_pb2.GpuStatus(recommended_action="reset")
+    version = made.gpu.metadata.resource_version
+    request = gpu_pb2.ReplaceGpuStatusRequest(name="made", status=status, resource_version=version)
+    three.call(three.gpus.UpdateGpuStatus, request)
+    for server in (one, two, three):
+        with pytest.raises(AssertionError) as refused:
+            server.call(server.gpus.UpdateGpuStatus, request)
+        assert "ABORTED" in str(refused.value)
+    two.call(two.gpus.DeleteGpu, gpu_pb2.DeleteGpuRequest(name="made"))
+    with pytest.raises(AssertionError) as refused:
+        three.call(three.gpus.DeleteGpu, gpu_pb2.DeleteGpuRequest(name="made"))
+    assert "NOT_FOUND" in str(refused.value)
+    for service in ("fleetplane.reads", PROVIDERS, "nvidia.device.v1alpha1.GpuService"):
+        again(lambda service=service: True if two.status(service) == "SERVING" else None)  # type: ignore[misc]
+        assert one.status(service) == "SERVING"
+    assert (one.status(""), two.status("")) == ("SERVING", "NOT_SERVING")
+    listed = again(lambda: _listed(two))
     assert [gpu.metadata.name for gpu in listed] == list(GPUS)
+
+
+def _providers(one: Server, two: Server, three: Server) -> None:
+    """A provider that calls every server in turn is alive, also when the active one is killed; one that is
+    silent is so on all."""
+    beats = provider_pb2.HeartbeatRequest(provider_id="p")
+    condition = gpu_pb2.Condition(type="Fan", status="True", reason="Turns")
+    two.call(
+        two.provider.UpdateGpuCondition,
+        provider_pb2.UpdateGpuConditionRequest(name="gpu-1", provider_id="quiet", condition=condition),
+    )
+    three.call(three.provider.Heartbeat, provider_pb2.HeartbeatRequest(provider_id="quiet"))
+    alive, stop, heard = [one, two, three], threading.Event(), itertools.count()
+
+    def beat() -> int:
+        turn = 0
+        while not stop.is_set():
+            server = alive[turn % len(alive)]
+            # One that was killed is passed over, as a balancer would.
+            if _beaten(server, beats):
+                next(heard)
+            turn += 1
+            time.sleep(BEAT_SECONDS)
+        return turn
+
+    silent, speaks = ("Unknown", "ProviderSilent"), ("True", "Test")
+    with ThreadPoolExecutor(1) as pool:
+        beating = pool.submit(beat)
+        try:
+            deadline = time.monotonic() + 2 * DEADLINE_SECONDS
+            while not all(server.says("gpu-1") == [speaks, silent] for server in (one, two, three)):
+                assert all(server.says("gpu-1")[0] == speaks for server in (one, two, three))
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            two.call(two.provider.Heartbeat, provider_pb2.HeartbeatRequest(provider_id="quiet"))
+            assert [server.says("gpu-1") for server in (one, two, three)] == [[speaks, ("True", "Turns")]] * 3
+            version = three.write("gpu-0", "before")
+            one.kill()
+            left = [two, three]
+            deadline = time.monotonic() + 2 * DEADLINE_SECONDS
+            while not any(server.status("") == "SERVING" for server in left if server.is_there()):
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            # Everything that is said of GPUs since then is what its provider said.
+            for server in left:
+                assert server.says("gpu-0") == [speaks]
+                found = server.call(server.gpus.GetGpu, gpu_pb2.GetGpuRequest(name="gpu-0")).gpu
+                assert int(found.metadata.resource_version) == version
+        finally:
+            stop.set()
+        assert beating.result(DEADLINE_SECONDS) > 3
+    assert next(heard) > 3
+
+
+def _beaten(server: Server, request: Any) -> bool:
+    try:
+        return bool(server.provider.Heartbeat(request, timeout=DEADLINE_SECONDS).acknowledged)
+    except grpc.RpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE, error
+        return False
 
 
 def _owner(active: Path, standby: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,9 +91,11 @@ class ReleaseSide:
 
     async def run(self) -> None:
         """Forget agents that are gone, now and then."""
-        while True:
-            await self._clock.sleep(SWEEP_SECONDS)
-            await self.check_ins.sweep()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.check_ins.run_here())
+            while True:
+                await self._clock.sleep(SWEEP_SECONDS)
+                await self.check_ins.sweep()
 
 
 async def release_options(

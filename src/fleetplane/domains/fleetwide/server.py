@@ -267,6 +267,8 @@ class FleetwideDomain:
         async with asyncio.TaskGroup() as following:
             following.create_task(self.apis.follow())
             following.create_task(self._look_beside())
+            if self.releases is not None:
+                following.create_task(self.releases.check_ins.run_here())
 
     async def _look_beside(self) -> None:
         if (roster := self._beside.roster) is not None:

@@ -17,7 +17,7 @@ from fleetplane.fleet.figures import FigureKeeper, Figures, Measure, MeasuredSer
 from fleetplane.fleet.figures_service import SERVICE
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import Authentication, CallContext, service_rows
+from fleetplane.rpc import Authentication, CallContext, Needs, service_rows
 
 PREFIX: Final = "gpus"
 WRONG: Final = "unhealthyConditions"
@@ -35,7 +35,9 @@ PROVIDER_MEASURES: Final = tuple(
 )
 LOOK_SECONDS: Final = 30.0
 """Between two looks of the server at the GPUs that it knows."""
-ROWS: Final = tuple(service_rows(SERVICE, WRITE, listener=LISTENER, authentication=Authentication.SOCKET))
+ROWS: Final = tuple(
+    service_rows(SERVICE, WRITE, listener=LISTENER, authentication=Authentication.SOCKET, needs=Needs.WRITES)
+)
 
 
 class GpuFigures:

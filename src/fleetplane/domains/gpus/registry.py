@@ -112,6 +112,15 @@ class Gpus:
         """Whether this provider has registered a GPU or written a condition, as far as is remembered."""
         return provider in self._spoken
 
+    def writers(self) -> frozenset[str]:
+        """Every provider that a GPU names; looks at all of them."""
+        return frozenset(
+            writer
+            for gpu in self.all()
+            for writer in (gpu.labels.get(PROVIDER_LABEL, ""), *(one.writer for one in gpu.conditions))
+            if writer
+        )
+
     def _note_spoken(self, provider: str) -> None:
         if provider:
             self._spoken[provider] = None

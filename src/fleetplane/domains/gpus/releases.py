@@ -10,7 +10,7 @@ from fleetplane.fleet.releases.check_in import AgentCard
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import Authentication, CallContext
+from fleetplane.rpc import Authentication, CallContext, Needs
 
 LISTENER = "device-api"
 WRITE = Permission("gpus.write")
@@ -46,4 +46,5 @@ AUDIENCE = ReleaseAudience(
     authentication=Authentication.SOCKET,
     permission=WRITE,
     register=_register,
+    needs=Needs.WRITES,
 )

@@ -119,7 +119,7 @@ class ProviderSettingsSubject:
         await self._held.steer(scope, versions, default=default)
 
     async def again(self, _scope: str, targets: Collection[str]) -> None:
-        self._settings.again(targets)
+        await self._settings.again(targets)
 
     async def settle(self, scope: str, version: str, *, rollout: str, held: bool) -> None:
         assert rollout

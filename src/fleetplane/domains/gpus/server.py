@@ -28,6 +28,7 @@ from fleetplane.domains.gpus.releases import AUDIENCE
 from fleetplane.domains.gpus.resources import READ, RESOURCES
 from fleetplane.domains.gpus.rollout import ProviderSettingsSubject
 from fleetplane.domains.gpus.rules import GpuPolicy
+from fleetplane.domains.gpus.shared_providers import CHANNEL, SharedProviders
 from fleetplane.domains.gpus.wire import Dialect
 from fleetplane.fleet.explain import ExplainedKind, Explainer, TokenReaders
 from fleetplane.fleet.figures import FigureKeeper
@@ -40,6 +41,7 @@ from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
 from fleetplane.kernel.access import Grant, Permission, Principal, Role, built_in_grants
 from fleetplane.kernel.errors import PermissionDenied
+from fleetplane.kernel.presence.heard import Heard
 from fleetplane.rpc import Authentication, Authenticator, Connection, MethodRow, Needs, service_rows
 from fleetplane.web.ops import Mount
 
@@ -65,14 +67,16 @@ BLUEPRINT = Blueprint(
     kinds=(GPU, PROVIDER_LEASE, *SETTINGS_KINDS, *ROLLOUT_KINDS),
     keeps_telemetry=True,
     methods=(
-        *service_rows(_SETTINGS, WRITE, listener=LISTENER, authentication=Authentication.SOCKET),
+        *service_rows(
+            _SETTINGS, WRITE, listener=LISTENER, authentication=Authentication.SOCKET, needs=Needs.WRITES
+        ),
         *(
             MethodRow(
                 path=f"/{package}.{method}",
                 listener=LISTENER,
                 authentication=Authentication.LOCAL if needed is READ else Authentication.SOCKET,
                 permission=needed,
-                needs=Needs.STORE if needed is READ else Needs.ACTIVE,
+                needs=Needs.STORE if needed is READ else Needs.WRITES,
             )
             for package, method, needed in (
                 ("nvidia.device.v1alpha1", "GpuService/GetGpu", READ),
@@ -152,7 +156,14 @@ class GpuDomain:
         }
         self._store = kernel.store
         self._gpus = Gpus(kernel.store, policy)
-        self._providers = Providers(self._gpus, policy, kernel.clock, kernel.attention)
+        self._shared: SharedProviders | None = None
+        self._providers: Providers | SharedProviders
+        if kernel.store.shared:
+            heard = Heard(kernel.store, kernel.clock, channel=CHANNEL)
+            self._shared = SharedProviders(kernel.store, self._gpus, policy, kernel.clock, heard)
+            self._providers = self._shared
+        else:
+            self._providers = Providers(self._gpus, policy, kernel.clock, kernel.attention)
         self.settings = ProviderSettings(kernel.store, kernel.clock, self._providers, policy)
         self.settings_subject = ProviderSettingsSubject(kernel.store, kernel.clock, self.settings)
         kernel.store.accompany(self.settings.beside)
@@ -226,8 +237,22 @@ class GpuDomain:
         """GPUs need not know where they are found."""
 
     async def prepare(self) -> None:
-        """What was stored may have stopped being true while nobody was watching."""
+        """What was stored may have stopped being true while nobody was watching.
+
+        A server that follows another one has watched, and so may others: their callers were heard.
+        """
+        if self._store.succeeds:
+            return
+        if self._shared is not None:
+            await self._shared.forget()
         await self._gpus.silence(None, message=rules.NOT_HEARD_SINCE_START)
+
+    async def prepare_here(self) -> None:
+        """Nothing is loaded for providers that call a server which stands by."""
+
+    async def run_here(self) -> None:
+        if self._shared is not None:
+            await self._shared.run_here()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:

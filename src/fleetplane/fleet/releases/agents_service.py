@@ -11,7 +11,7 @@ from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2 as pb
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import Authentication, CallContext, MethodRow, Rate, service_rows
+from fleetplane.rpc import Authentication, CallContext, MethodRow, Needs, Rate, service_rows
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AgentReleases"]
 
@@ -26,6 +26,8 @@ class ReleaseAudience:
     register: Callable[[Any, Store], AgentRegister]
     """From the running domain."""
     rate: Rate | None = None
+    needs: Needs = Needs.ACTIVE
+    """`WRITES` for agents that may call any of several servers."""
 
     def rows(self) -> Iterator[MethodRow]:
         """The rows of the method table."""
@@ -35,6 +37,7 @@ class ReleaseAudience:
             listener=self.listener,
             authentication=self.authentication,
             rate=self.rate,
+            needs=self.needs,
         )
 
 

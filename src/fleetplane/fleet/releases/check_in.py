@@ -1,15 +1,18 @@
 """Which version each agent says it runs, and which one it is told to run.
 
 An agent is who its domain says it is. What it says is stored when it changes; that it was heard is kept in
-memory, and known again when each has checked in once.
+memory, and known again when each has checked in once. Servers that share a database tell each other whom
+they heard (`kernel/presence/heard.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import msgspec
 import structlog
@@ -28,7 +31,8 @@ from fleetplane.fleet.releases.records import (
 from fleetplane.fleet.releases.releases import Releases
 from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2 as pb
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import InvalidArgument, ResourceExhausted
+from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, ResourceExhausted
+from fleetplane.kernel.presence.heard import Heard
 from fleetplane.kernel.release import documents
 from fleetplane.kernel.release.documents import Order
 from fleetplane.kernel.release.versions import version_key
@@ -44,6 +48,9 @@ AGENTS_LIMIT = 100_000
 MISSED = 3
 """Check-ins that an agent may miss before it counts as offline."""
 LEEWAY_SECONDS = 5.0
+CHANNEL = "releases"
+LEARN_SECONDS = 10.0
+"""Between two looks at whom other servers heard: a fraction of the time that agents have to check in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +101,8 @@ class CheckIns:
         self.registers = registers
         self.policy = policy
         self._heard: dict[tuple[str, str], float] = {}
+        """When each was heard last, on the monotonic clock: here, and as far as is known elsewhere."""
+        self._everywhere = Heard(store, clock, channel=CHANNEL) if store.shared else None
         self.check_ins: Counter[str] = Counter()
         """By domain."""
         self.failures: Counter[str] = Counter()
@@ -124,6 +133,8 @@ class CheckIns:
         if found is None or not was_online or _differs(found.status, said):
             found = await self._note(domain, agent, said)
         self._heard[(domain, agent)] = self._clock.monotonic()
+        if self._everywhere is not None:
+            self._everywhere.note(f"{domain}/{agent}")
         self.check_ins[domain] += 1
         answer = pb.CheckInResponse(next_seconds=self.policy.every_seconds)
         order = self.order(domain, found, request.nonce)
@@ -190,6 +201,28 @@ class CheckIns:
                 version=after.failed_version,
                 reason=after.failed_reason,
             )
+
+    async def run_here(self) -> None:
+        """On each of several servers: say whom it heard, and learn whom the others did, until cancelled."""
+        if self._everywhere is None:
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._everywhere.run_here(), name="releases/heard")
+            tasks.create_task(self._learn(self._everywhere), name="releases/learn")
+
+    async def _learn(self, everywhere: Heard) -> NoReturn:
+        while True:
+            try:
+                ages = await everywhere.read()
+            except FleetplaneError as error:  # whoever was online stays so until its time is over
+                log.warning("releases.not_learned", error=error.message)
+            else:
+                now = self._clock.monotonic()
+                for name, age in ages.items():
+                    domain, _, agent = name.partition("/")
+                    at = (domain, agent)
+                    self._heard[at] = max(now - age, self._heard.get(at, -math.inf))
+            await self._clock.sleep(LEARN_SECONDS)
 
     async def sweep(self) -> int:
         """Forget agents that their domains do not know any more; how many that were."""

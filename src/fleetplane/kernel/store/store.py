@@ -110,6 +110,8 @@ class Store:
         """Whether this process alone does what one does for all: others that write run no controllers."""
         self.shared = False
         """Whether other servers write to the same database, and may know what this one does not yet."""
+        self.succeeds = False
+        """Whether this server became active by following another one: somebody listened all the time."""
         self.bell: Doorbell | None = None
         """What tells them of writes, and this one of theirs."""
         self.elsewhere: Callable[[], FleetplaneError] | None = None

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from fleetplane.domains.gpus.kinds import GPU, SCOPE
 from fleetplane.domains.gpus.provider_settings import rules
 from fleetplane.domains.gpus.provider_settings.kinds import (
@@ -65,7 +67,7 @@ class ProviderSettings:
         self._holds = HoldReader(store, SUBJECT)
         self._started_at_ns = clock.now_ns()
         self._again: set[str] = set()
-        """Providers that are to try once more what they could not take."""
+        """Providers that are to try once more what they could not take; stored where several servers are."""
 
     def __repr__(self) -> str:
         return f"<ProviderSettings of {len(self.applied())}>"
@@ -119,14 +121,41 @@ class ProviderSettings:
         content = newest if version == digest(newest) else self._holds.content(AT, version)
         if content is None:  # never: what targets are steered to is kept
             version, content = digest(newest), newest
-        if request.wanted != version or (provider in self._again and request.error):
+        if request.wanted != version or (request.error and await self._is_to_try_again(provider)):
             self._again.discard(provider)
             answer.settings.CopyFrom(rules.message(version, content))
         return answer
 
-    def again(self, providers: Collection[str]) -> None:
-        """Have providers try once more what they could not take, when they ask next."""
-        self._again |= set(providers)
+    async def again(self, providers: Collection[str]) -> None:
+        """Have providers try once more what they could not take, when they ask next, whichever server."""
+        if self._store.shared:
+            await self._say_again(providers, again=True)
+        else:
+            self._again |= set(providers)
+
+    async def _is_to_try_again(self, provider: str) -> bool:
+        """Whether it is; and if so, that it was told."""
+        if not self._store.shared:
+            return provider in self._again
+        stored = self._store.get(SETTINGS_APPLIED, AT, provider)
+        return stored is not None and stored.spec.again and await self._say_again([provider], again=False)
+
+    async def _say_again(self, providers: Collection[str], *, again: bool) -> bool:
+        def change(draft: Draft) -> bool:
+            said = False
+            for name in providers:
+                stored = draft.get(SETTINGS_APPLIED, AT, name)
+                if stored is not None and stored.spec.again is not again:
+                    spec = msgspec.structs.replace(stored.spec, again=again)
+                    draft.put(SETTINGS_APPLIED, AT, name, spec=spec, status=stored.status)
+                    said = True
+            return said
+
+        touches = [SETTINGS_APPLIED.key(AT, name) for name in providers]
+        done = await self._store.transact(
+            change, actor="system/gpus", action="gpus.settings_again", touches=touches
+        )
+        return done.value
 
     async def _note(self, provider: str, said: pb.SyncSettingsRequest) -> None:
         stored = self._store.get(SETTINGS_APPLIED, AT, provider)
@@ -140,7 +169,8 @@ class ProviderSettings:
             for name in gone:
                 if draft.get(SETTINGS_APPLIED, AT, name) is not None:
                     draft.delete(SETTINGS_APPLIED, AT, name)
-            spec = SettingsAppliedSpec(provider=provider)
+            present = draft.get(SETTINGS_APPLIED, AT, provider)
+            spec = present.spec if present is not None else SettingsAppliedSpec(provider=provider)
             draft.put(SETTINGS_APPLIED, AT, provider, spec=spec, status=after)
 
         keys = {SETTINGS_APPLIED.key(AT, name) for name in (provider, *gone)}

@@ -16,6 +16,8 @@ NAME = "providers"
 
 class SettingsAppliedSpec(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
+    again: bool = False
+    """It is to try once more what it could not take; said here where several servers share a database."""
 
 
 class SettingsAppliedStatus(msgspec.Struct, frozen=True, kw_only=True):

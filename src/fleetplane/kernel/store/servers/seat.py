@@ -51,6 +51,8 @@ class Seat:
         """Who has the seat, as of the last renewal."""
         self.heard = -math.inf
         """When the last renewal that was answered was sent."""
+        self.has_stood_by = False
+        """Whether another server was active while this one waited for its turn."""
 
     def __repr__(self) -> str:
         return f"<Seat {self.author}>"
@@ -80,6 +82,7 @@ class Seat:
         else:
             outcome = await self._engine.take_over(self._applier.mark, mine, LIFE_SECONDS)
             if not outcome.written:
+                self.has_stood_by = self.has_stood_by or self.holder.server not in ("", mine.server)
                 return False
             self._applier.pass_over(outcome.mark)
             self.author = self.holder = outcome.author

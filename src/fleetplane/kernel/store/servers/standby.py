@@ -99,6 +99,7 @@ class Standby:
     async def _sit(self, turn: asyncio.Future[None]) -> None:
         """Wait for this server's turn, say so, and keep the seat until it is lost."""
         self.store._writer.author = await self.seat.wait(self._server, self._boot)
+        self.store.succeeds = self.seat.has_stood_by
         if not turn.done():
             turn.set_result(None)
         await first(self.seat.keep, self.seat.watch, self.seat.follow)

@@ -1,0 +1,215 @@
+"""Which providers are alive, where several servers hear them in part.
+
+Providers call whichever server a balancer gives them. Who holds a lease, and whose has run out, is stored
+(`leases.py`); when a provider was last heard is in the table of `kernel/presence/heard.py`, which all servers
+write to. The active server alone declares silence, from that table and never from its own ears. Whoever is
+heard again says so in the same transaction that lets its conditions be read, on whichever server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
+
+import structlog
+
+from fleetplane.domains.gpus import leases, rules
+from fleetplane.domains.gpus.kinds import SCOPE
+from fleetplane.domains.gpus.leases import PROVIDER_LEASE, StoredLease, is_silent, lease_key
+from fleetplane.domains.gpus.providers import Lease, check_leases_are_on
+from fleetplane.domains.gpus.registry import Gpus
+from fleetplane.domains.gpus.rules import GpuPolicy
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.presence.heard import LATE_SECONDS, WRITE_SECONDS, Heard
+from fleetplane.kernel.resources import Key
+from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.values.times import NS
+from fleetplane.kernel.watch import EventType
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 5.0
+"""Between two looks at the table, where leases last long enough: as often as servers write to it."""
+LOOKS = 6
+"""In the time of a lease, at least."""
+LEEWAY_SECONDS = WRITE_SECONDS + LATE_SECONDS
+"""Beyond its lease that a provider may be unheard: until the server that hears it has written that down."""
+CHANNEL = "gpus"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Here:
+    """What this server has heard of a provider."""
+
+    heard_at: float
+    """On the monotonic clock."""
+    heard_at_ns: int
+    heartbeats: int = 0
+    gpus_named: int = 0
+
+
+class SharedProviders:
+    """See `ProviderLeases`."""
+
+    def __init__(self, store: Store, gpus: Gpus, policy: GpuPolicy, clock: Clock, heard: Heard) -> None:
+        self._store = store
+        self._gpus = gpus
+        self._policy = policy
+        self._clock = clock
+        self._heard = heard
+        self._here: dict[str, _Here] = {}
+        self._anywhere: dict[str, int] = {}
+        """When each was last heard by any server, by the wall clock, as of the last look."""
+
+    def __repr__(self) -> str:
+        return f"<SharedProviders leases={self._store.count(PROVIDER_LEASE, SCOPE)} here={len(self._here)}>"
+
+    def leases(self) -> Iterator[tuple[Lease, bool]]:
+        """Every lease, and whether its holder is alive."""
+        for stored in self._store.list(PROVIDER_LEASE, SCOPE):
+            here = self._here.get(stored.name)
+            lease = Lease(
+                provider=stored.name,
+                heard_at_ns=max(
+                    here.heard_at_ns if here is not None else 0,
+                    self._anywhere.get(stored.name, 0),
+                    0 if is_silent(stored) else stored.updated_at_ns,
+                ),
+                expiries=leases.status_of(stored).expiries,
+            )
+            if here is not None:
+                lease.heartbeats, lease.gpus_named = here.heartbeats, here.gpus_named
+            yield lease, not is_silent(stored)
+
+    # What is heard.
+
+    def heard(self, provider: str) -> None:
+        """Renew the lease of a provider that made any other call."""
+        if self._stored(provider) is not None:
+            self._note(provider)
+
+    async def heartbeat(self, provider: str, gpu_names: frozenset[str], *, actor: str) -> None:
+        """Grant or renew its lease, and let what it had said be read again."""
+        check_leases_are_on(self._policy)
+        stored = self._stored(provider)
+        beside: Callable[[Draft], None] | None = None
+        touches: list[Key] = []
+        if stored is None:
+            beside, touches = self._granting(provider)
+        elif is_silent(stored):
+            beside, touches = partial(leases.revive, provider=provider), [lease_key(provider)]
+            log.info("gpus.provider_returned", provider=provider)
+        await self._gpus.provider_heard(provider, gpu_names, actor=actor, beside=beside, touches=touches)
+        here = self._note(provider)
+        here.heartbeats += 1
+        here.gpus_named = len(gpu_names)
+
+    def _granting(self, provider: str) -> tuple[Callable[[Draft], None], list[Key]]:
+        known: Collection[str] = [one.name for one in self._store.list(PROVIDER_LEASE, SCOPE)]
+        if len(known) < max(1, self._policy.max_providers // 2):
+            known = ()  # there is room, and nobody has to give way
+        change = partial(
+            leases.grant, provider=provider, spoken=self._gpus.writers(), known=known, policy=self._policy
+        )
+        return change, [lease_key(one) for one in (provider, *known)]
+
+    def _note(self, provider: str) -> _Here:
+        self._heard.note(provider)
+        now, now_ns = self._clock.monotonic(), self._clock.now_ns()
+        here = self._here.get(provider)
+        if here is None:
+            here = self._here[provider] = _Here(heard_at=now, heard_at_ns=now_ns)
+        here.heard_at, here.heard_at_ns = now, now_ns
+        return here
+
+    def _stored(self, provider: str) -> StoredLease | None:
+        return self._store.get(PROVIDER_LEASE, SCOPE, provider)
+
+    # Life.
+
+    async def forget(self) -> None:
+        """Take all leases back: nobody was there to hear who held them."""
+        names = [one.name for one in self._store.list(PROVIDER_LEASE, SCOPE)]
+
+        def change(draft: Draft) -> None:
+            for name in names:
+                if draft.get(PROVIDER_LEASE, SCOPE, name) is not None:
+                    draft.delete(PROVIDER_LEASE, SCOPE, name)
+
+        if names:
+            touches = [lease_key(name) for name in names]
+            await self._store.transact(change, actor="system/gpus", action="gpus.leases", touches=touches)
+
+    async def run_here(self) -> None:
+        """What every server does, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._heard.run_here(), name="gpus/heard")
+            tasks.create_task(self._follow(), name="gpus/leases")
+            tasks.create_task(self._look(judges=False), name="gpus/look")
+
+    async def watch_over(self) -> None:
+        """The same, and on the active server what it does for all: write each silence down."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._heard.run_here(), name="gpus/heard")
+            tasks.create_task(self._follow(), name="gpus/leases")
+            tasks.create_task(self._look(judges=self._policy.lease_seconds > 0), name="gpus/look")
+
+    async def _follow(self) -> None:
+        """Undo a silence that was declared while this server heard the provider."""
+        async with self._store.watch(PROVIDER_LEASE, SCOPE) as watch:
+            async for batch in watch:
+                for event in batch.events:
+                    provider = event.resource.name
+                    if event.type is EventType.DELETED:
+                        self._here.pop(provider, None)
+                    elif self._hears(provider) and is_silent(self._stored(provider)):
+                        await self._return(provider)
+
+    def _hears(self, provider: str) -> bool:
+        here = self._here.get(provider)
+        return here is not None and (self._clock.monotonic() - here.heard_at < self._policy.lease_seconds)
+
+    async def _return(self, provider: str) -> None:
+        try:
+            await self._gpus.provider_heard(
+                provider,
+                (),
+                actor="system/gpus",
+                beside=partial(leases.revive, provider=provider),
+                touches=[lease_key(provider)],
+            )
+        except FleetplaneError as error:  # its next heartbeat does it
+            log.warning("gpus.return_not_written", provider=provider, error=error.message)
+
+    async def _look(self, *, judges: bool) -> NoReturn:
+        lease_seconds = self._policy.lease_seconds
+        every = min(LOOK_SECONDS, max(0.5, lease_seconds / LOOKS)) if judges else LOOK_SECONDS
+        while True:
+            await self._clock.sleep(every)
+            if not self._store.count(PROVIDER_LEASE, SCOPE):
+                continue
+            try:
+                ages = await self._heard.read()
+                now_ns = self._clock.now_ns()
+                self._anywhere = {name: now_ns - round(age * NS) for name, age in ages.items()}
+                if judges:
+                    await self._judge(now_ns)
+            except FleetplaneError as error:
+                # Nobody's silence while the database is away; a full disk passes, and it is tried again.
+                log.warning("gpus.silence_not_judged", reason=error.reason, error=error.message)
+
+    async def _judge(self, now_ns: int) -> None:
+        limit_seconds = self._policy.lease_seconds + LEEWAY_SECONDS
+        if not self._heard.is_settled(limit_seconds):
+            return
+        limit_ns = round(limit_seconds * NS)
+        for stored in self._store.list(PROVIDER_LEASE, SCOPE):
+            heard_at_ns = max(self._anywhere.get(stored.name, 0), stored.updated_at_ns)
+            if is_silent(stored) or now_ns - heard_at_ns < limit_ns or self._hears(stored.name):
+                continue
+            log.warning("gpus.provider_silent", provider=stored.name)
+            await self._gpus.silence(stored.name, message=rules.NOT_HEARD_SINCE_LEASE, lease=stored.revision)
