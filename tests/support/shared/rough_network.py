@@ -1,4 +1,4 @@
-"""A TCP proxy for a network that stalls, drops and repeats what it carries."""
+"""A TCP proxy for a network that stalls, drops and repeats what it carries, or carries nothing."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class Roughness:
     """On the way up; a repeated chunk that ends where a frame does is one that its reader understands."""
     repeat_down: float = 0.0
     stall_seconds: float = 0.5
+    delay_seconds: float = 0.0
+    """Of every chunk."""
 
 
 @dataclass(slots=True)
@@ -32,8 +34,27 @@ class RoughNetwork:
     random: random.Random = field(default_factory=lambda: random.Random(7))
     done: Counter[str] = field(default_factory=Counter)
     address: str = ""
+    is_cut: bool = False
+    _flows: asyncio.Event = field(default_factory=asyncio.Event)
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
     _carriers: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._flows.set()
+
+    def cut(self) -> None:
+        """End every connection, and turn away new ones until `heal`."""
+        self.is_cut = True
+        self._flows.set()
+        self.cut_all()
+
+    def hold(self) -> None:
+        """Carry nothing until `heal`, not even that an end is gone: what was sent arrives then."""
+        self._flows.clear()
+
+    def heal(self) -> None:
+        self.is_cut = False
+        self._flows.set()
 
     def cut_all(self) -> None:
         """Every connection at once, as when a cable is pulled by both ends' kernels noticing."""
@@ -41,6 +62,9 @@ class RoughNetwork:
             writer.transport.abort()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.is_cut:
+            writer.transport.abort()
+            return
         self._open.add(writer)  # at once: one that is still being carried on is cut as well
         carrier = asyncio.ensure_future(self._carry(reader, writer))
         self._carriers.add(carrier)
@@ -49,6 +73,7 @@ class RoughNetwork:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, _, port = self.upstream.rpartition(":")
         try:
+            await self._flows.wait()
             up_reader, up_writer = await asyncio.open_connection(host, int(port))
         except BaseException as error:
             self._open.discard(writer)
@@ -74,7 +99,7 @@ class RoughNetwork:
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, down: bool) -> None:
         with contextlib.suppress(OSError):
-            while chunk := await reader.read(65_536):
+            while chunk := await self._next(reader):
                 fate, rough = self.random.random(), self.roughness
                 if fate < rough.drop:
                     self.done["dropped"] += 1
@@ -87,6 +112,16 @@ class RoughNetwork:
                     writer.write(chunk)
                 writer.write(chunk)
                 await writer.drain()
+
+    async def _next(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            chunk = await reader.read(65_536)
+        except OSError:
+            chunk = b""
+        await self._flows.wait()
+        if self.roughness.delay_seconds:
+            await asyncio.sleep(self.roughness.delay_seconds)
+        return b"" if self.is_cut else chunk
 
 
 @asynccontextmanager

@@ -31,7 +31,14 @@ from fleetplane.kernel.store.engine import (
     ResourceRow,
     WriteGroup,
 )
-from fleetplane.kernel.store.engines.postgres_line import LOADER, Line, connect, translated
+from fleetplane.kernel.store.engines.postgres_line import (
+    LOADER,
+    Line,
+    connect,
+    given_up,
+    one_moment,
+    translated,
+)
 from fleetplane.kernel.store.engines.postgres_upgrade import TAKE_LOCK, bring_up_to_date
 from fleetplane.kernel.store.servers.engine import Drafting, Renewal
 
@@ -200,11 +207,11 @@ class PostgresEngine:
     async def _reading(self, *, snapshot: bool = False) -> AsyncIterator[Any]:
         """A connection; with a snapshot, all that is read through it is of one moment."""
         with translated():
-            async with self._readers.acquire() as reader:
+            async with self._readers.acquire() as reader, given_up(reader):
                 if not snapshot:
                     yield reader
                     return
-                async with reader.transaction(isolation="repeatable_read", readonly=True):
+                async with one_moment(reader):
                     yield reader
 
     async def mark(self) -> Mark:
@@ -225,7 +232,7 @@ class PostgresEngine:
         with translated():
             reader = await connect(self._url, LOADER)
             try:
-                async with reader.transaction(isolation="repeatable_read", readonly=True):
+                async with given_up(reader), one_moment(reader):
                     found = await reader.fetchrow("SELECT lineage, first_revision FROM meta")
                     if found is None:
                         raise IntegrityError("the database has no lineage")

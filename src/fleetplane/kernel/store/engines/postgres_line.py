@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import asyncpg
@@ -61,6 +61,33 @@ class Line:
         if connection is not None:
             with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 await connection.close(timeout=CLOSE_SECONDS)
+
+
+@asynccontextmanager
+async def given_up(connection: Any) -> AsyncIterator[None]:
+    """Close the socket if whoever uses the connection is cancelled.
+
+    The driver would ask the database to cancel, and wait for that: for a minute where the network is silent,
+    and all that time whoever cancelled would wait, too.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        connection.terminate()
+        raise
+
+
+@asynccontextmanager
+async def one_moment(connection: Any) -> AsyncIterator[None]:
+    """A transaction that reads all of one moment; whoever is cancelled in it rolls nothing back."""
+    transaction = connection.transaction(isolation="repeatable_read", readonly=True)
+    await transaction.start()
+    try:
+        yield
+    except Exception:
+        await transaction.rollback()
+        raise
+    await transaction.commit()
 
 
 @contextmanager
