@@ -43,6 +43,16 @@ def test_small_histories(history: list[Operation], holds: bool) -> None:
     assert check(history).linearizable is holds
 
 
+@pytest.mark.parametrize("stale", [False, True])
+def test_many_writes_that_were_never_answered_are_looked_at_in_no_time(stale: bool) -> None:
+    history: list[Operation] = []
+    for number in range(0, 200, 2):
+        history += [wrote(number, number), wrote(-number - 1, number), read(number, number + 0.5, number + 1)]
+    if stale:
+        history.append(read(20, 300, 301))
+    assert check(history).linearizable is not stale
+
+
 def by_trying_all(history: list[Operation]) -> bool:
     """The definition, for a handful of operations that were all answered."""
     for order in permutations(history):
