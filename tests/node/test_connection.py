@@ -17,7 +17,7 @@ from fleetplane.domains.proxies.agent.agent import (
 )
 from fleetplane.domains.proxies.agent.server_address import Superseded
 from fleetplane.kernel.backoff import Backoff
-from fleetplane.node.connection import Attempt, KeepConnected, Retries, Wait
+from fleetplane.node.connection import SPREAD_SECONDS, Attempt, KeepConnected, Retries, Wait
 from fleetplane.node.link import LinkLost, Refused
 from fleetplane.sim.clock import VirtualClock
 
@@ -206,4 +206,15 @@ def test_two_proxies_with_one_token_slow_each_other_down() -> None:
     waits = ProxyWaits(policy=AgentPolicy(), has_certificate=lambda: True)
     told = waits.after(Superseded("x"), 0, jitter=1.0)
     assert told == Wait(seconds=20.0, failures=CONTENTION_FAILURES + 1)
-    assert waits.after(LinkLost("x"), 0, jitter=1.0) == Wait(seconds=1.0, failures=1)
+    assert waits.after(LinkLost("x"), 1, jitter=1.0) == Wait(seconds=2.0, failures=2)
+
+
+def test_agents_that_lost_the_same_server_come_back_over_two_seconds_or_more() -> None:
+    """Only the first time: later waits are far enough apart by themselves."""
+    proxies = ProxyWaits(policy=AgentPolicy(), has_certificate=lambda: True)
+    others = Retries(backoff=Backoff(first_seconds=0.5), spread_seconds=SPREAD_SECONDS)
+    for waits in (proxies, others):
+        soonest, latest = (waits.after(LinkLost("x"), 0, jitter=jitter).seconds for jitter in (0.0, 1.0))
+        assert soonest > 0.0
+        assert latest - soonest >= 2.0
+    assert others.after(LinkLost("x"), 1, jitter=1.0).seconds == 1.0

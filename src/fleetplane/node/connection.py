@@ -17,6 +17,10 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.node.link import Refused, causes
 from fleetplane.node.tasks import unless
 
+SPREAD_SECONDS = 2.0
+"""Over which agents come back that lost the same server: thousands at once would find the others busy with
+opening streams, and each time that such a stream is given up, with opening it again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
@@ -41,10 +45,14 @@ class Retries:
 
     backoff: Backoff
     refused: Backoff | None = None
+    spread_seconds: float = 0.0
+    """How much longer the wait after a good session may be, so that not all come back at once."""
 
     def after(self, why: Exception, failures: int, *, jitter: float) -> Wait:
         chosen = self.refused if self.refused is not None and isinstance(why, Refused) else self.backoff
-        return Wait(seconds=chosen.delay_seconds(failures, jitter=jitter), failures=failures + 1)
+        spread = self.spread_seconds if failures == 0 else 0.0
+        seconds = chosen.delay_seconds(failures, jitter=jitter) + spread * jitter
+        return Wait(seconds=seconds, failures=failures + 1)
 
 
 class Attempt:

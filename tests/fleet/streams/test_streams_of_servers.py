@@ -11,11 +11,12 @@ from support.fleet.stream_rig import Echo, EchoProtocol
 from support.shared import virtual_loop
 from support.shared.presence_rig import Cluster, Server, cluster, until
 
-from fleetplane.fleet.streams.host import StreamHost, StreamPolicy
+from fleetplane.fleet.streams.host import ADMISSIONS_PER_SECOND, AdmissionQueue, StreamHost, StreamPolicy
 from fleetplane.fleet.streams.presence import Presences
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import FleetplaneError, PermissionDenied, Unavailable
 from fleetplane.kernel.presence import ReplayedHello
+from fleetplane.kernel.presence.whereabouts import GATHER_SECONDS
 from fleetplane.kernel.sessions.sessions import Sessions
 
 NEVER = 2**62
@@ -228,6 +229,29 @@ def test_a_stream_that_does_not_open_leaves_nobody_behind(fails: str) -> None:
             assert a.server.where.is_anywhere("one")
 
     virtual_loop.run(scene())
+
+
+def test_a_crowd_is_let_in_at_a_rate_in_the_order_of_arrival_and_in_few_transactions() -> None:
+    async def scene() -> None:
+        async with cluster() as servers:
+            a, _, _ = await hosts(servers)
+            began, groups = asyncio.get_running_loop().time(), len(servers.database.groups)
+            calls = [Call(a.host, f"agent{n}") for n in range(1300)]
+            await calls[-1].opened.wait()
+            assert all(call.opened.is_set() for call in calls)
+            took = asyncio.get_running_loop().time() - began
+            assert 1200 / ADMISSIONS_PER_SECOND <= took <= 1200 / ADMISSIONS_PER_SECOND + 1
+            assert len(servers.database.groups) - groups <= 1 + took / GATHER_SECONDS
+            assert len(a.presences) == 1300
+
+    virtual_loop.run(scene())
+
+
+def test_who_waits_in_the_queue_does_not_hold_up_those_who_came_before() -> None:
+    queue = AdmissionQueue(per_second=10.0, burst=2)
+    assert [round(queue.wait_seconds(100.0), 3) for _ in range(5)] == [0.0, 0.0, 0.1, 0.2, 0.3]
+    assert round(queue.wait_seconds(100.35), 3) == 0.05
+    assert [round(queue.wait_seconds(200.0), 3) for _ in range(3)] == [0.0, 0.0, 0.1]
 
 
 def test_a_stream_whose_end_is_cut_short_has_left_all_the_same() -> None:

@@ -15,6 +15,7 @@ Admission, the meaning of messages and the wording of the end belong to the doma
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ TURN_MESSAGES = 64
 """Messages of one stream handled before other tasks get a turn of the event loop: some milliseconds."""
 SETTLE_ATTEMPTS = 4
 """At settling an ended stream, which its connection, its deadline and the end of the server may cut short."""
+ADMISSIONS_PER_SECOND = 400.0
+"""Streams that begin on one of several servers, where the agents of another may arrive all at once. Opening
+one takes about a millisecond of the event loop, which meanwhile must say that this server lives, too."""
+ADMISSIONS_BURST = 100
 STUCK = "stuck"
 """Why a stream is ended: its agent does not read what it is sent."""
 
@@ -142,6 +147,7 @@ class StreamHost(Generic[In, Out, L]):
         self._policy = policy
         self._whereabouts = whereabouts
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._queue = AdmissionQueue()
         self._stopping = False
         if whereabouts is not None:
             whereabouts.on_moved(self._moved)
@@ -246,6 +252,7 @@ class StreamHost(Generic[In, Out, L]):
             yield None
             return
         async with self._turns.setdefault(agent, asyncio.Lock()):
+            await self._clock.sleep(self._queue.wait_seconds(self._clock.monotonic()))
             if check is not None and (older := self._presences.get(agent)) is not None:
                 check(older)
             place = await where.enter(agent, hello_at_ns=hello_at_ns, digest=digest)
@@ -390,6 +397,20 @@ class StreamHost(Generic[In, Out, L]):
                 pass  # the status says the same
         if ending.error is not None:
             raise ending.error
+
+
+class AdmissionQueue:
+    """When each of those who come may begin, in the order in which they came. Pure."""
+
+    def __init__(self, *, per_second: float = ADMISSIONS_PER_SECOND, burst: int = ADMISSIONS_BURST) -> None:
+        self._gap_seconds = 1 / per_second
+        self._burst_seconds = burst / per_second
+        self._next = -math.inf
+
+    def wait_seconds(self, now: float) -> float:
+        """How long one who comes now has to wait; takes the place."""
+        self._next = max(self._next, now - self._burst_seconds) + self._gap_seconds
+        return max(0.0, self._next - now)
 
 
 class _Pace:

@@ -239,8 +239,8 @@ class Whereabouts:
             await self._news.wait()
             await self._clock.sleep(GATHER_SECONDS)
             self._news.clear()
-            while self._entering or self._leaving:
-                coming, going = self._taken()
+            coming, going = self._taken()
+            while coming or going:
                 try:
                     await self._write(coming, going)
                 except asyncio.CancelledError:
@@ -259,6 +259,11 @@ class Whereabouts:
                             one.done.set_exception(_refused(error))
                     self._leaving[:0] = going
                     await self._clock.sleep(RETRY_SECONDS)
+                if len(self._entering) + len(self._leaving) < BATCH:  # the rest waits for others, too
+                    break
+                coming, going = self._taken()
+            if self._entering or self._leaving:
+                self._news.set()
 
     def _taken(self) -> tuple[Sequence[_Entering], Sequence[_Leaving]]:
         """The next batch, with each agent once among those who enter: of two, the later is the newer."""

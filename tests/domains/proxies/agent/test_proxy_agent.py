@@ -38,7 +38,12 @@ from fleetplane.kernel.errors import SettingsError
 QUICK = Backoff(first_seconds=0.05, ceiling_seconds=0.2)
 TUNING = Tuning(
     agent=AgentPolicy(
-        backoff=QUICK, refused_seconds=0.2, supervise_seconds=0.1, drift_seconds=0.2, rotate_seconds=0.1
+        backoff=QUICK,
+        spread_seconds=0.0,
+        refused_seconds=0.2,
+        supervise_seconds=0.1,
+        drift_seconds=0.2,
+        rotate_seconds=0.1,
     ),
     prober=ProberPolicy(gather_seconds=0.05, least_gap_seconds=0.1, interval_scale=0.1),
     shipping=ShippingPolicy(pause_seconds=0.05, backoff=QUICK),

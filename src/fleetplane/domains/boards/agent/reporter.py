@@ -35,7 +35,7 @@ from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.values.timestamps import timestamp
 from fleetplane.node.certificates import Credentials
-from fleetplane.node.connection import Attempt, KeepConnected, Retries
+from fleetplane.node.connection import SPREAD_SECONDS, Attempt, KeepConnected, Retries
 from fleetplane.node.outbox import Outbox
 from fleetplane.node.tasks import beside
 from fleetplane.node.upgrade.following import Follow, no_check_in, no_metadata
@@ -75,6 +75,8 @@ class Reporter:
     since_boot: Callable[[], float] = seconds_since_boot
     retry: Backoff = RETRY
     refused_retry: Backoff = REFUSED_RETRY
+    spread_seconds: float = SPREAD_SECONDS
+    """How much longer the wait after a good connection may be."""
     outbox: Outbox[int, pb.HealthReport] = field(default_factory=lambda: Outbox(limit=REPORTS_LIMIT))
     """By their sequence numbers."""
     _sequence: int = 0
@@ -181,7 +183,7 @@ class Reporter:
         """The waits begin anew after a connection on which the server answered."""
         await KeepConnected(
             endings=(FleetplaneError,),
-            waits=Retries(backoff=self.retry, refused=self.refused_retry),
+            waits=Retries(backoff=self.retry, refused=self.refused_retry, spread_seconds=self.spread_seconds),
             lost=self._not_delivered,
             clock=self.node.clock,
         ).run(self._connected)

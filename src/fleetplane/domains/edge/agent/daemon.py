@@ -19,7 +19,7 @@ from fleetplane.domains.edge.agent.identity.rotation import Rotator
 from fleetplane.domains.edge.agent.server_proof import NotTheServer
 from fleetplane.domains.edge.agent.session import Node, Session, take_over_identity
 from fleetplane.kernel.errors import FleetplaneError
-from fleetplane.node.connection import Attempt, KeepConnected, Wait
+from fleetplane.node.connection import SPREAD_SECONDS, Attempt, KeepConnected, Wait
 from fleetplane.node.link import LinkLost, Refused
 from fleetplane.node.tasks import in_thread
 
@@ -120,7 +120,10 @@ class Daemon:
     ) -> Wait:
         """The waits that the configuration names, which may have changed since the last one."""
         waits = self._node.configuration.current.edge.stream_reconnect_backoff_secs
-        seconds = wait_seconds(waits, failures, jitter=jitter) * self._pace.wait_scale
+        seconds = wait_seconds(waits, failures, jitter=jitter)
+        if failures == 0:  # many daemons may have lost the same server
+            seconds += SPREAD_SECONDS * jitter
+        seconds *= self._pace.wait_scale
         return Wait(seconds=seconds, failures=failures + 1)
 
     def _lost(self, why: Exception, seconds: float) -> None:

@@ -97,7 +97,7 @@ class InstanceAgent:
         node = self._node
         await KeepConnected(
             endings=(LinkLost,),
-            waits=Retries(backoff=node.backoff),
+            waits=Retries(backoff=node.backoff, spread_seconds=node.spread_seconds),
             lost=self._lost,
             clock=node.clock,
             steady_seconds=STEADY_SECONDS,

@@ -36,6 +36,7 @@ from fleetplane.domains.instances.rules import files as file_rules
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import SettingsError
+from fleetplane.node.connection import SPREAD_SECONDS
 from fleetplane.node.host.address import address_towards
 from fleetplane.node.lock import sole_user
 from fleetplane.node.tasks import in_thread
@@ -116,6 +117,7 @@ def make_instance_agent(
     A light one looks at keys and certificates in short-lived processes.
     """
     clock = SystemClock()
+    spread_seconds = SPREAD_SECONDS if backoff is None else 0.0
     backoff = backoff or Backoff()
     folders = _light_folders(settings) if is_light else _folders(settings)
     received = ReceiveFolder(
@@ -150,6 +152,7 @@ def make_instance_agent(
         clock=clock,
         log=log,
         backoff=backoff,
+        spread_seconds=spread_seconds,
         pauses=pauses or Pauses(),
         check_in=check_in,
     )

@@ -30,6 +30,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.node import link
 from fleetplane.node.certificates import Life
+from fleetplane.node.connection import SPREAD_SECONDS
 from fleetplane.node.link import LinkLost
 from fleetplane.node.tasks import in_thread
 from fleetplane.node.upgrade.following import Follow, no_check_in, no_metadata
@@ -62,6 +63,8 @@ class Node:
     clock: Clock
     log: structlog.typing.FilteringBoundLogger
     backoff: Backoff = field(default_factory=Backoff)
+    spread_seconds: float = SPREAD_SECONDS
+    """How much longer the wait after a good connection may be."""
     pauses: Pauses = field(default_factory=Pauses)
     check_in: Follow = no_check_in
     """Says which version this is, over each connection."""

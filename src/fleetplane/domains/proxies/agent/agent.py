@@ -32,7 +32,7 @@ from fleetplane.domains.proxies.agent.updates import Updates
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
-from fleetplane.node.connection import Attempt, KeepConnected, Retries, Wait
+from fleetplane.node.connection import SPREAD_SECONDS, Attempt, KeepConnected, Retries, Wait
 from fleetplane.node.link import LinkLost, Refused
 from fleetplane.node.logs.tail import Tail
 
@@ -50,6 +50,8 @@ CONTENTION_FAILURES: Final = 5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPolicy:
     backoff: Backoff = field(default_factory=lambda: Backoff(first_seconds=1.0, ceiling_seconds=20.0))
+    spread_seconds: float = SPREAD_SECONDS
+    """How much longer the wait after a session that lasted may be."""
     refused_seconds: float = 300.0
     """Before a server that does not want us is asked again."""
     supervise_seconds: float = 1.0
@@ -75,7 +77,8 @@ class ProxyWaits:
             )
         if isinstance(why, Superseded):
             failures = max(failures, CONTENTION_FAILURES)
-        return Retries(backoff=self.policy.backoff).after(why, failures, jitter=jitter)
+        retries = Retries(backoff=self.policy.backoff, spread_seconds=self.policy.spread_seconds)
+        return retries.after(why, failures, jitter=jitter)
 
 
 class Bulletin:
