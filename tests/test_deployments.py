@@ -56,6 +56,15 @@ def check_balancer(text: str, folder: Path) -> None:
     checked(shutil.which("haproxy") or "/usr/sbin/haproxy", "-c", "-f", folder / "haproxy.cfg")
 
 
+def asked_for_everything(balancer: str) -> set[str]:
+    """The backends whose server must be ready for everything, as one is; the others are served by all."""
+    assert re.findall(r"uri (\S+)", balancer.partition("\nfrontend ")[0]) == ["/readyz"]
+    found = re.findall(r"^backend (\S+)\n((?:  .*\n?)+)", balancer, re.MULTILINE)
+    assert found
+    assert all(re.findall(r"uri (\S+)", lines) in ([], ["/readyz/reads"]) for _, lines in found)
+    return {name for name, lines in found if "uri" not in lines}
+
+
 def bound_ports(balancer: str) -> dict[str, int]:
     return {
         name: int(port)
@@ -159,6 +168,7 @@ def test_balancer_and_nats_of_compose(compose: dict[str, Any], tmp_path: Path) -
     check_balancer(text, tmp_path)
     ports = default_ports()
     assert bound_ports(text) == {**ports, "reads": 8081}
+    assert asked_for_everything(text) == {"web", "operator"}
     for name, port in {**ports, "reads": ports["web"]}.items():
         backend = text.split(f"\nbackend {name}\n")[1].split("\nfrontend ")[0]
         assert re.findall(r"server (\S+) (\S+)", backend) == [
@@ -264,7 +274,7 @@ def test_services_lead_to_the_ready_and_to_the_readable(helm: Path, tmp_path: Pa
     text = config["data"]["haproxy.cfg"]
     check_balancer(text, tmp_path)
     assert bound_ports(text) == ports
-    assert re.findall(r"uri (\S+)", text) == ["/readyz"]
+    assert asked_for_everything(text) == {"web", "operator"}
     name = "fleet-fleetplane-2.fleet-fleetplane-servers.ops.svc.cluster.local"
     assert f"server s2 {name}:{ports['edge']}" in text
 

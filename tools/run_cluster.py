@@ -1,4 +1,4 @@
-"""Three servers on one PostgreSQL and one NATS behind HAProxy: `run_cluster.py [--show] [--base-port N]`.
+"""Three servers on one PostgreSQL and one NATS behind HAProxy, and agents: `run_cluster.py [--show]`.
 
 Everything lies in a folder of its own that is deleted at the end. A server that ends is started again after
 a moment, as systemd would do. With --show it demonstrates a takeover by itself: it writes through the
@@ -31,6 +31,7 @@ RESTART_SECONDS = 3.0
 BUS_RESTART_SECONDS = 20.0
 """Long enough to see that everything goes on without it."""
 SHOW_WRITES = 20
+DAEMONS = 6
 BIN = Path(sys.executable).parent
 DATABASE_USER = "postgres"
 
@@ -60,16 +61,27 @@ backend readers
   option httpchk
   http-check send meth GET uri /readyz/reads ver HTTP/1.1 hdr Host fleetplane
 {readers}
-# The GPU device API, for agents: the active server.
+# Agents: every server.
 frontend gpus
   mode tcp
   bind 127.0.0.1:{gpus}
   default_backend gpu_servers
 backend gpu_servers
   mode tcp
+  balance leastconn
   option httpchk
-  http-check send meth GET uri /readyz ver HTTP/1.1 hdr Host fleetplane
+  http-check send meth GET uri /readyz/reads ver HTTP/1.1 hdr Host fleetplane
 {gpu_servers}
+frontend edge
+  mode tcp
+  bind 127.0.0.1:{edge}
+  default_backend edge_servers
+backend edge_servers
+  mode tcp
+  balance leastconn
+  option httpchk
+  http-check send meth GET uri /readyz/reads ver HTTP/1.1 hdr Host fleetplane
+{edge_servers}
 """
 
 
@@ -89,10 +101,10 @@ def free_port() -> int:
 
 class Ports:
     def __init__(self, base: int) -> None:
-        count = 5 + 2 * SERVERS
+        count = 6 + 3 * SERVERS
         found = [base + n for n in range(count)] if base else [free_port() for _ in range(count)]
-        self.everything, self.reads, self.gpus, self.database, *rest = found
-        self.web, self.device, self.bus = rest[:SERVERS], rest[SERVERS:-1], rest[-1]
+        self.everything, self.reads, self.gpus, self.edge, self.database, self.bus, *rest = found
+        self.web, self.device, self.daemons = (rest[n * SERVERS : (n + 1) * SERVERS] for n in range(3))
 
 
 class Cluster:
@@ -110,7 +122,7 @@ class Cluster:
             "FLEETPLANE_BUS__URL": f"nats://127.0.0.1:{ports.bus}",
             "FLEETPLANE_BUS__TOKEN": secrets.token_urlsafe(),
             "FLEETPLANE_IDENTITY__MASTER_KEY": key,
-            "FLEETPLANE_INSTANCES__DIRECTORY": f"{folder}/objects",
+            "FLEETPLANE_EDGE__PUBLIC_ENDPOINT": f"127.0.0.1:{ports.edge}",
         }
         self.config = folder / "fleetplane.toml"
         self.config.touch(mode=0o600)
@@ -174,9 +186,10 @@ class Cluster:
             "web.addresses": f"127.0.0.1:{self.ports.web[number]}",
             "device-api.addresses": f"unix://{data}/gpus.sock,127.0.0.1:{self.ports.device[number]}",
             "device-api.tcp_writes": "true",
+            "edge.addresses": f"127.0.0.1:{self.ports.daemons[number]}",
         }
         wanted = [word for key, value in listeners.items() for word in ("--set", f"listeners.{key}={value}")]
-        command = [BIN / "fleetplane", "server", "--data-dir", data, "--only", "gpus", *wanted]
+        command = [BIN / "fleetplane", "server", "--data-dir", data, "--only", "gpus,edge", *wanted]
         environment = {**self.environment, "FLEETPLANE_STORE__SERVER": name}
         with (self.folder / f"{name}.log").open("ab") as told:
             return self._kept(command, signal.SIGTERM, told, {"env": environment})
@@ -194,9 +207,11 @@ class Cluster:
             everything=ports.everything,
             reads=ports.reads,
             gpus=ports.gpus,
+            edge=ports.edge,
             active=lines(ports.web),
             readers=lines(ports.web),
             gpu_servers=lines(ports.device),
+            edge_servers=lines(ports.daemons),
         )
 
     def _start_balancer(self) -> None:
@@ -204,6 +219,39 @@ class Cluster:
         program = shutil.which("haproxy") or "/usr/sbin/haproxy"
         with (self.folder / "haproxy.log").open("ab") as told:
             self._kept([program, "-db", "-f", self.folder / "haproxy.cfg"], signal.SIGTERM, told, {})
+
+    def start_agents(self) -> None:
+        """Edge daemons and a provider of simulated GPUs, which reach the servers through the balancer."""
+        active = self.active() or 0
+        owner = ["--data-dir", str(self.folder / f"server-{active + 1}")]
+        for number in range(DAEMONS):
+            state = self.folder / f"daemon-{number + 1}"
+            environment = {
+                **os.environ,
+                "FLEETPLANE_EDGE_AGENT_STATE_DIR": str(state),
+                "FLEETPLANE_EDGE_AGENT_USER_CONFIG": str(state / "user.yaml"),
+            }
+            token = self._asked(["edge", "token", "--name", f"daemon-{number + 1}", *owner])
+            self._asked(["agent", "edge", "enroll", "-"], given=token, env=environment)
+            self._agent(["agent", "edge", "run", "--log-level", "warning"], environment)
+        gpus = ["agent", "gpu", "--simulate", "4", "--address", f"127.0.0.1:{self.ports.gpus}"]
+        self._agent(gpus, {**os.environ})
+
+    def _asked(self, words: list[str], given: str = "", **more: Any) -> str:
+        done = subprocess.run(
+            [BIN / "fleetplane", *words], input=given, capture_output=True, text=True, check=False, **more
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"fleetplane {' '.join(words[:3])}: {done.stderr}")
+        return done.stdout
+
+    def _agent(self, words: list[str], environment: dict[str, str]) -> None:
+        with (self.folder / "agents.log").open("ab") as told:
+            self._kept([BIN / "fleetplane", *words], signal.SIGTERM, told, {"env": environment})
+
+    def agents(self) -> int:
+        """How many streams of agents all servers together have."""
+        return sum(one.get("agents") or 0 for one in self.seen() if one["state"] in ("active", "standby"))
 
     def _kept(
         self, command: list[Any], how: signal.Signals, told: Any, more: dict[str, Any]
@@ -312,10 +360,13 @@ three servers on one PostgreSQL (port {ports.database}) and one NATS (port {port
 everything lies in {cluster.folder}
   everything      http://127.0.0.1:{ports.everything}/     the active server
   reads           http://127.0.0.1:{ports.reads}/     all servers: GET /apis/v1/...
-  GPU device API  127.0.0.1:{ports.gpus}             the active server
+  GPU device API  127.0.0.1:{ports.gpus}             all servers
+  edge daemons    127.0.0.1:{ports.edge}             all servers
 
+{DAEMONS} edge daemons and a provider of 4 GPUs are connected; `AGENTS` says to which server:
   fleetplane servers --config {cluster.config}
-  fleetplane agent gpu --simulate 4 --address 127.0.0.1:{ports.gpus}
+  fleetplane edge ls --data-dir {cluster.folder}/server-1
+  fleetplane edge run --data-dir {cluster.folder}/server-2 --target all -- uname -a
 
 what to kill, and then look again with `fleetplane servers`; what ended is started again:
   the active one, server-{(cluster.active() or 0) + 1}:   kill -9 {pids[cluster.active() or 0]}
@@ -328,7 +379,7 @@ Ctrl-C ends everything.
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0] if __doc__ else "")
-    parser.add_argument("--base-port", type=int, default=18080, help="first of eleven; 0: any that are free")
+    parser.add_argument("--base-port", type=int, default=18080, help="first of fifteen; 0: any that are free")
     parser.add_argument("--show", action="store_true", help="demonstrate a takeover, and end")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -346,6 +397,9 @@ def main() -> int:
         )
         if given.show:
             return show(cluster)
+        say(f"enrolling {DAEMONS} edge daemons")
+        cluster.start_agents()
+        cluster.until(lambda: cluster.agents() >= DAEMONS, "the agents")
         describe(cluster)
         with suppress(KeyboardInterrupt):
             while True:

@@ -22,6 +22,10 @@ frontend {{ $listener }}
   bind :{{ $port }}
   default_backend {{ $listener }}
 backend {{ $listener }}
+{{- if not (has $listener (list "web" "operator")) }}
+  balance leastconn
+  http-check send meth GET uri /readyz/reads ver HTTP/1.1 hdr Host fleetplane
+{{- end }}
 {{- range $number := until $replicas }}
   server s{{ $number }} {{ $name }}-{{ $number }}.{{ $name }}-servers.{{ $namespace }}.svc.{{ $domain }}:{{ $port }}
 {{- end }}
