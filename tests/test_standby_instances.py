@@ -81,7 +81,19 @@ def _is_well(server: str, bearer: dict[str, str]) -> bool:
     if answer.status_code != 200:
         return False
     items: list[Any] = answer.json()["items"]
-    return [item["status"]["health"] for item in items] == ["ok"]
+    shown = httpx.get(
+        f"{server}/v1/instances/instances",
+        headers={**bearer, "x-tenant-id": "default"},
+        timeout=DEADLINE_SECONDS,
+    )
+    assert shown.status_code == 200, shown.text
+    return (
+        [item["status"]["health"] for item in items],
+        [one["health"] for one in shown.json()["items"]],
+    ) == (
+        ["ok"],
+        ["healthy"],
+    )
 
 
 def _was_heard(data: Path) -> bool:

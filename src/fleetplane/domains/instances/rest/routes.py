@@ -11,6 +11,7 @@ from fleetplane.domains.instances.rest import views
 from fleetplane.domains.instances.rest.overview import Overview
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.gate import OperatorCaller, RoleGate
 from fleetplane.web.rest.pages import BY_CURSOR, CursorPage, cursor_page, whole_number
 from fleetplane.web.rest.routes import Answer, Call, Query, Route, Stream
@@ -38,6 +39,7 @@ class ViewRoutes:
                 method="GET",
                 path="/groups",
                 handler=self.groups,
+                needs=Needs.STORE,
                 tag=_GROUPS,
                 permission=VIEW,
                 summary="List groups, with desired and actual state",
@@ -47,6 +49,7 @@ class ViewRoutes:
                 method="GET",
                 path="/groups/{name}",
                 handler=self.group,
+                needs=Needs.STORE,
                 tag=_GROUPS,
                 permission=VIEW,
                 summary="Get a group",
@@ -56,6 +59,7 @@ class ViewRoutes:
                 method="GET",
                 path="/instances",
                 handler=self.instances,
+                needs=Needs.STORE,
                 tag=_INSTANCES,
                 permission=VIEW,
                 summary="List instances, oldest first",
@@ -70,6 +74,7 @@ class ViewRoutes:
                 method="GET",
                 path="/instances/{instance_id}",
                 handler=self.instance,
+                needs=Needs.STORE,
                 tag=_INSTANCES,
                 permission=VIEW,
                 summary="Get an instance, with its agent's last report",
