@@ -12,12 +12,13 @@ import pytest
 from support.shared.memory_engine import Link, MemoryDatabase, MemoryEngine
 from support.shared.server_pair import Pair, with_pair
 from support.shared.storekit import KINDS, SCOPE, THING, flat, put, taken
-from support.shared.virtual_loop import LoopClock, run
+from support.shared.virtual_loop import LoopClock
 
+from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import IntegrityError, OutcomeUnknown, Unavailable
 from fleetplane.kernel.store import StoreSettings
 from fleetplane.kernel.store.engine import Author, Mark, Outcome, WriteGroup
-from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS
+from fleetplane.kernel.store.servers.read_index import FRESH_SECONDS, ReadIndex
 from fleetplane.kernel.store.servers.standby import Standby
 
 READERS = 50
@@ -190,7 +191,7 @@ def test_a_reader_does_not_meet_the_taking_over_that_is_under_way() -> None:
         assert author.term == 1
         await reading
 
-    run(work())
+    asyncio.run(work())
 
 
 def test_what_a_reader_meets_in_the_log_before_its_writer_was_answered_is_applied_once() -> None:
@@ -211,7 +212,7 @@ def test_what_a_reader_meets_in_the_log_before_its_writer_was_answered_is_applie
             await put(store, "y", 1)
             assert [event.resource.name for event in flat(await taken(watch, 2))] == ["x", "y"]
 
-    run(work())
+    asyncio.run(work())
 
 
 def test_what_is_kept_and_cannot_be_shown_is_not_told_as_refused() -> None:
@@ -231,4 +232,34 @@ def test_what_is_kept_and_cannot_be_shown_is_not_told_as_refused() -> None:
         with pytest.raises(OutcomeUnknown):
             await told[0]
 
-    run(work())
+    asyncio.run(work())
+
+
+def test_who_asks_in_the_moment_in_which_a_look_ends_begins_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task is done then, and its callback has not run: waiting for it once more would hold the loop."""
+    shield, waits = asyncio.shield, 0
+
+    def counted(task: asyncio.Task[None]) -> asyncio.Future[None]:
+        nonlocal waits
+        waits += 1
+        assert waits < 100, "whoever asks waits for ever for a look that has ended"
+        return shield(task)
+
+    async def work() -> None:
+        answered = asyncio.get_running_loop().create_future()
+        at, clock = Mock(number=1), SystemClock()
+
+        async def mark() -> Mock:
+            await answered
+            return at
+
+        index = ReadIndex(Mock(mark=mark), Mock(mark=at), Mock(), Mock(heard=clock.monotonic()), clock)
+        first = asyncio.create_task(index.confirm())
+        for _ in range(5):  # until the look waits for the database
+            await asyncio.sleep(0)
+        answered.set_result(None)  # it ends in the step after this one, and in the next one somebody asks
+        await asyncio.gather(first, asyncio.create_task(index.confirm()))
+        assert index.looks == 2
+
+    monkeypatch.setattr(asyncio, "shield", counted)
+    asyncio.run(work())

@@ -59,7 +59,9 @@ class ReadIndex:
         try:
             async with asyncio.timeout(FRESH_SECONDS):
                 while self._answered < mine:
-                    if self._looking is None:
+                    if (
+                        self._looking is None or self._looking.done()
+                    ):  # which its callback says a moment later
                         self._looking = asyncio.create_task(self._look(), name="read-index")
                         self._looking.add_done_callback(self._looked)
                     await asyncio.shield(self._looking)
@@ -85,6 +87,7 @@ class ReadIndex:
         self._answered = covered
 
     def _looked(self, task: asyncio.Task[None]) -> None:
-        self._looking = None
+        if self._looking is task:
+            self._looking = None
         if not task.cancelled():
             task.exception()  # whoever waited was told; nobody may be left
