@@ -191,7 +191,7 @@ def test_a_reader_does_not_meet_the_taking_over_that_is_under_way() -> None:
         assert author.term == 1
         await reading
 
-    asyncio.run(work())
+    run(work())
 
 
 def test_what_a_reader_meets_in_the_log_before_its_writer_was_answered_is_applied_once() -> None:
@@ -212,7 +212,7 @@ def test_what_a_reader_meets_in_the_log_before_its_writer_was_answered_is_applie
             await put(store, "y", 1)
             assert [event.resource.name for event in flat(await taken(watch, 2))] == ["x", "y"]
 
-    asyncio.run(work())
+    run(work())
 
 
 def test_what_is_kept_and_cannot_be_shown_is_not_told_as_refused() -> None:
@@ -232,7 +232,7 @@ def test_what_is_kept_and_cannot_be_shown_is_not_told_as_refused() -> None:
         with pytest.raises(OutcomeUnknown):
             await told[0]
 
-    asyncio.run(work())
+    run(work())
 
 
 def test_who_asks_in_the_moment_in_which_a_look_ends_begins_another(monkeypatch: pytest.MonkeyPatch) -> None:
