@@ -12,7 +12,7 @@ import pytest
 from support.shared.memory_engine import Link, MemoryDatabase, MemoryEngine
 from support.shared.server_pair import Pair, with_pair
 from support.shared.storekit import KINDS, SCOPE, THING, flat, put, taken
-from support.shared.virtual_loop import LoopClock
+from support.shared.virtual_loop import LoopClock, run
 
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import IntegrityError, OutcomeUnknown, Unavailable
