@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import secrets
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,12 +21,15 @@ from typing import Any
 import httpx
 import pytest
 import websockets.exceptions
+from support.proxies import brisk_agent
 from support.proxies.obedient_agent import ObedientAgent
 from support.shared.free_ports import free_port
 from support.shared.postgres_server import PostgresServer
 from support.shared.server_process import STOP_SECONDS, ServerProcess, running_server
 from support.shared.waiting_server import WaitingServer, patient
 from websockets.sync.client import connect
+
+from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
 PASSWORD = "correct horse battery staple"
 ONLY = ("--only", "proxies", "--set", "proxies.critical_after_seconds=3600")
@@ -178,6 +184,7 @@ def test_agents_and_rest_of_proxies_are_served_by_every_server(
 ) -> None:
     with running(tmp_path, postgres) as cluster:
         _moves(cluster)
+        _own_agent(cluster, tmp_path / "agent")
         _contention(cluster)
         _races(cluster)
         _events(cluster)
@@ -220,6 +227,10 @@ class Fleet:
     def is_confirmed(self, site: Site, version: int) -> bool:
         return self.outcome(site, version) == ("success", True)
 
+    def lines(self, site: Site) -> bool:
+        found = site.call("GET", f"/workspaces/{self.workspace}/access-logs?status_code=5xx")["data"]
+        return [one["uri"] for one in found] == ["/checkout"]
+
     def order(self, site: Site) -> str:
         answer = site.call("POST", f"/agents/{self.agent}/reload")
         assert answer["success"], answer
@@ -244,6 +255,12 @@ def _moves(cluster: Cluster) -> None:
                 until(partial(fleet.is_confirmed, site, version))
             for site in cluster.sites:
                 assert fleet.order(site) == "done at web-01"
+            _retried(fleet, first, cluster)
+            # What it logs is found at every server.
+            entry = pb.LogEntry(level="access", fields={"id": "line-1", "status": "500", "uri": "/checkout"})
+            first.say(logs=pb.LogBatch(entries=[entry]))
+            for site in cluster.sites:
+                until(partial(fleet.lines, site))
             # It moves: its older stream ends, and nobody is told that it was away.
             second = leaving.enter_context(cluster.agent(three, fleet.token))
             assert second.registered is not None
@@ -260,6 +277,41 @@ def _moves(cluster: Cluster) -> None:
         until(lambda: "agent.disconnected" in listener.types())
         for site in cluster.sites:
             until(partial(has_state, site, fleet.agent, "offline"))
+
+
+def _own_agent(cluster: Cluster, place: Path) -> None:
+    """The product's agent exchanges its token for a certificate at a server that stands by, and serves."""
+    if shutil.which("nginx") is None:
+        return
+    fleet, port = Fleet(cluster), free_port()
+    place.mkdir(mode=0o755)
+    (place / "ca.pem").write_bytes(cluster.two.http.get("/.well-known/ca.pem").content)
+    (place / "token").write_text(fleet.token)
+    command = [sys.executable, brisk_agent.__file__, cluster.two.agents, str(place), "8080", str(port)]
+    with (place / "agent.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        until(partial(has_state, cluster.one, fleet.agent, "online"))
+        version = fleet.change(cluster.one, "/srv/www/one")
+        for site in cluster.sites:
+            until(partial(fleet.is_confirmed, site, version))
+        machine = cluster.three.call("GET", f"/agents/{fleet.agent}/machine")
+        assert machine["key_fingerprint"], machine
+        assert fleet.order(cluster.three)
+    finally:
+        process.terminate()
+        process.wait(STOP_SECONDS)
+
+
+def _retried(fleet: Fleet, agent: ObedientAgent, cluster: Cluster) -> None:
+    """What failed at an agent is tried again, whichever server is asked for it."""
+    agent.refuses = 'nginx: [emerg] unknown directive "x"'
+    version = fleet.change(cluster.one, "/srv/refused")
+    until(lambda: fleet.outcome(cluster.one, version)[0] == "failed")
+    agent.refuses = ""
+    tried = cluster.three.call("POST", f"/agents/{fleet.agent}/retry")
+    assert tried["agents"] == [fleet.agent]
+    until(lambda: fleet.is_confirmed(cluster.one, version))
 
 
 def _contention(cluster: Cluster) -> None:

@@ -31,6 +31,8 @@ class ObedientAgent:
         self.registered: pb.RegistrationResponse | None = None
         self.versions: list[int] = []
         """Those that it was sent and has confirmed."""
+        self.refuses = ""
+        """What NGINX has against every configuration, if it has anything."""
         self.commands: list[str] = []
         self.errors: list[str] = []
         """Codes of what the server complained about; the last one says why the stream ended."""
@@ -88,8 +90,15 @@ class ObedientAgent:
             self.status = error.code()
 
     def _apply(self, update: pb.ConfigUpdate) -> None:
-        done = pb.ConfigStatus(config_id=update.config_id, version=update.version, status=pb.SUCCESS)
+        done = pb.ConfigStatus(
+            config_id=update.config_id,
+            version=update.version,
+            status=pb.FAILED if self.refuses else pb.SUCCESS,
+            error_message=self.refuses,
+        )
         self.say(config_status=done)
+        if self.refuses:
+            return
         self.versions.append(update.version)
         self.report(update.version, "")
 

@@ -258,7 +258,9 @@ def _commanded(command: ProxyCommand, summary: str) -> Action:
         begun = await call.domain.runs.start(order)
         return Begun(resource="runs", name=begun.name, scope=call.scope)
 
-    return Action(name=command, summary=summary, permission=access.OPERATE, run=run, takes_time=True)
+    return Action(
+        name=command, summary=summary, permission=access.OPERATE, run=run, takes_time=True, anywhere=True
+    )
 
 
 class PinVersionBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename="camel"):
@@ -350,6 +352,7 @@ WORKSPACES = PublicResource(
             summary="Make the workspace what a version said, under a new number",
             permission=access.OPERATE,
             run=_restore,
+            anywhere=True,
             body=VersionBody,
         ),
         *freeze_actions("proxies", lambda workspace: workspace.scope),
@@ -392,6 +395,7 @@ AGENTS = PublicResource(
             summary="Serve what a version said, whatever came later; without one, the newest again",
             permission=access.OPERATE,
             run=_pin,
+            anywhere=True,
             body=PinVersionBody,
         ),
         Action(
@@ -399,6 +403,7 @@ AGENTS = PublicResource(
             summary="Serve in the place of the NGINX that it observes, as a plan says",
             permission=access.ADMINISTER,
             run=_take_over,
+            anywhere=True,
             body=TakeOverBody,
         ),
         Action(
@@ -406,6 +411,7 @@ AGENTS = PublicResource(
             summary="Start the NGINX again that it took over, as it was started before",
             permission=access.ADMINISTER,
             run=_give_back,
+            anywhere=True,
         ),
         *freeze_actions("proxies", lambda agent: agent_scope(agent.scope, agent.name)),
     ),
@@ -602,6 +608,7 @@ CERTIFICATES = PublicResource(
             summary="Order another certificate for the same names",
             permission=access.OPERATE,
             run=_renew,
+            anywhere=True,
             takes_time=True,
         ),
         Action(
@@ -609,6 +616,7 @@ CERTIFICATES = PublicResource(
             summary="Tell the authority that it must not be trusted any more",
             permission=access.OPERATE,
             run=_revoke,
+            anywhere=True,
             body=RevokeCertificateBody,
         ),
     ),

@@ -189,6 +189,7 @@ def freeze_actions(domain: str, at: Callable[[AnyResource], str]) -> tuple[Actio
             permission=FREEZE,
             run=freeze,
             body=FreezeBody,
+            anywhere=True,
         ),
-        Action(name="lift", summary="Let controllers go on", permission=FREEZE, run=lift),
+        Action(name="lift", summary="Let controllers go on", permission=FREEZE, run=lift, anywhere=True),
     )

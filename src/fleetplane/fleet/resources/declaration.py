@@ -133,6 +133,8 @@ class Action:
     body: type[msgspec.Struct] | None = None
     takes_time: bool = False
     """Answered with 202 and what it began, where it began anything."""
+    anywhere: bool = False
+    """Whether every server on a shared database does it: it needs nothing that the active one alone has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -250,6 +250,7 @@ class ResourceRoutes:
         return Route(
             method="POST",
             path=f"/{resource.plural}/{{name}}/actions/{action.name}",
+            needs=Needs.WRITES if action.anywhere else Needs.ACTIVE,
             handler=_named(f"{_word(action.name)}_{_word(resource.name)}", handle),
             tag=resource.plural,
             permission=action.permission,

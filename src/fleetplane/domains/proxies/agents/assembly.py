@@ -38,6 +38,7 @@ from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.presence import Whereabouts
+from fleetplane.kernel.presence.heard import Heard
 from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.sessions.sessions import Sessions
@@ -123,7 +124,8 @@ class AgentSide:
         self.whereabouts = whereabouts = Whereabouts(store, clock, channel=CHANNEL)
         roster = Roster(store, whereabouts)
         self.machines = machines = Machines(store, clock)
-        self.presences = AgentPresences(sessions, whereabouts)
+        self._heard = Heard(store, clock, channel=CHANNEL)
+        self.presences = AgentPresences(sessions, whereabouts, self._heard, clock)
         self._answers = Answers(store, clock, vault.master)
         self.commander = AgentCommander(
             store, clock, self.presences, whereabouts=whereabouts, answers=self._answers
@@ -140,6 +142,7 @@ class AgentSide:
             commands=self.commander.ledger,
             policy=policy,
             whereabouts=whereabouts,
+            heard=self._heard,
             attention=attention,
         )
         door = Door(
@@ -234,6 +237,8 @@ class AgentSide:
         places = self.commander.courier.run(self.commander.ledger, self._attention)
         tasks.create_task(places, name="proxies/places")
         tasks.create_task(self.whereabouts.run_here(), name="proxies/whereabouts")
+        if self.whereabouts.shared:
+            tasks.create_task(self._heard.run_here(), name="proxies/heard")
 
     def drain(self) -> None:
         self._host.stop(self._streams.going_away)

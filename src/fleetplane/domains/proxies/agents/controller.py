@@ -54,6 +54,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Commands
 from fleetplane.kernel.liveness import LivenessChanged, LivenessPolicy
 from fleetplane.kernel.presence import PRESENCE, Whereabouts
+from fleetplane.kernel.presence.heard import Heard
 from fleetplane.kernel.reconcile import Explanation, Reason, Reconciler, Result
 from fleetplane.kernel.reconcile.lease import LocalLease
 from fleetplane.kernel.sessions.sessions import ENDED, STOPPING, SUPERSEDED
@@ -121,8 +122,10 @@ class AgentController:
         commands: Commands,
         policy: AgentPolicy,
         whereabouts: Whereabouts,
+        heard: Heard,
         attention: Attention | None = None,
     ) -> None:
+        self._heard = heard
         self._whereabouts = whereabouts
         self._stands_by = store.elsewhere is not None
         """Then agents that are nowhere are the active server's."""
@@ -161,6 +164,8 @@ class AgentController:
     def heard_from(self, agent_id: str, live: LiveAgent) -> None:
         live.heard_ns = self._clock.now_ns()
         self._watch.heard(agent_id)
+        if self._whereabouts.shared:
+            self._heard.note(agent_id)
 
     def retry(self, agent: Agent) -> bool:
         """Have what failed at an agent tried again now; False if it is not connected to this server."""
@@ -278,6 +283,7 @@ class AgentController:
             await self._commands.removed(agent.name)
             await self._roster.clear(agent)
             await self._whereabouts.forget(agent.name)
+            await self._heard.forget(agent.name)
 
     def _fell_silent(self, change: LivenessChanged) -> None:
         self._presences.disconnect(change.agent, reason=TIMED_OUT)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
@@ -19,10 +20,16 @@ from fleetplane.domains.proxies.rules.alerts import Heights
 from fleetplane.domains.proxies.rules.deployment import Serving
 from fleetplane.fleet.streams.presence import Flight, Live, Presences
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.presence import Whereabouts
+from fleetplane.kernel.presence.heard import Heard
 from fleetplane.kernel.sessions.sessions import Sessions
+from fleetplane.kernel.values.times import NS
 
-NS_PER_MINUTE = 60 * 1_000_000_000
+NS_PER_MINUTE = 60 * NS
+LOOK_SECONDS = 5.0
+"""As often as servers write down whom they heard."""
 STREAM = "stream"
 CHANNEL = "proxies"
 """Of commands and presences."""
@@ -72,6 +79,8 @@ class LiveAgent(Live[pb.MasterMessage, Flight]):
     """Whether somebody wants what failed to be tried again now."""
     retry_heard_ns: int = 0
     """When somebody asked for that at another server, as far as it was heard here."""
+    health_noted_ns: int = 0
+    """When its health was last written down for other servers."""
     digest: str = ""
     """Of the token that it came with."""
     key: str = ""
@@ -105,10 +114,15 @@ class LiveAgent(Live[pb.MasterMessage, Flight]):
 class AgentPresences(Presences[LiveAgent]):
     """All agents that are connected to this server, or were a moment ago."""
 
-    def __init__(self, sessions: Sessions, whereabouts: Whereabouts) -> None:
+    def __init__(self, sessions: Sessions, whereabouts: Whereabouts, heard: Heard, clock: Clock) -> None:
         super().__init__(lingering=True)
         self._sessions = sessions
         self._whereabouts = whereabouts
+        self._heard = heard
+        self._clock = clock
+        self._looked_ns = 0
+        self._distant: Mapping[str, float] = {}
+        """How many seconds before that moment agents of other servers were heard."""
         self.events_dropped = 0
         """Of all agents, those that were too many."""
 
@@ -155,9 +169,22 @@ class AgentPresences(Presences[LiveAgent]):
             self._whereabouts.shared and self._whereabouts.is_anywhere(agent_id)
         )
 
+    async def look(self) -> None:
+        """Learn when agents at other servers were last heard, at most every few seconds."""
+        now_ns = self._clock.now_ns()
+        if self._whereabouts.shared and now_ns - self._looked_ns >= LOOK_SECONDS * NS:
+            with suppress(FleetplaneError):  # then what was known before is shown
+                self._distant = await self._heard.read()
+                self._looked_ns = now_ns
+
     def sighting(self, agent_id: str) -> AgentSighting | None:
         live = self.get(agent_id)
-        return AgentSighting(last_seen_at_ns=live.heard_ns, health=live.health) if live is not None else None
+        if live is not None:
+            return AgentSighting(last_seen_at_ns=live.heard_ns, health=live.health)
+        ago = self._distant.get(agent_id)
+        if ago is None or not self.is_present(agent_id):
+            return None
+        return AgentSighting(last_seen_at_ns=self._looked_ns - round(ago * NS), health=None, here=False)
 
     def disconnect(self, agent_id: str, *, reason: str) -> None:
         session = self._sessions.get(agent_id, STREAM)

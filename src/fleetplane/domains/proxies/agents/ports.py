@@ -24,6 +24,8 @@ class AgentSighting:
 
     last_seen_at_ns: int
     health: AgentHealth | None
+    here: bool = True
+    """Whether it is connected to this server; of others only what they write down is known."""
 
 
 class Presence(Protocol):
@@ -32,8 +34,11 @@ class Presence(Protocol):
     def is_present(self, agent_id: str) -> bool:
         """Whether it has an open session, on whichever server."""
 
+    async def look(self) -> None:
+        """Learn when agents at other servers were last heard, if that is not known well enough."""
+
     def sighting(self, agent_id: str) -> AgentSighting | None:
-        """None without an open session on this server: what was stored last is then all there is."""
+        """None without an open session: what was stored last is then all there is."""
 
     def disconnect(self, agent_id: str, *, reason: str) -> None:
         """End the agent's session, if there is one: it was deleted."""
@@ -233,6 +238,9 @@ class Revoker(Protocol):
 
 class NobodyThere:
     """No agent can be connected, and none has reported anything."""
+
+    async def look(self) -> None:
+        return None
 
     def sighting(self, _agent_id: str) -> None:
         return None

@@ -37,9 +37,12 @@ from fleetplane.domains.proxies.wire import Introduction, Progress
 from fleetplane.kernel.errors import Unauthenticated
 from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.values.times import NS
 
 DEPLOYMENTS_KEPT = 100
 """Per agent, the newest: as many as there are versions."""
+HEALTH_SECONDS = 300.0
+"""Between two notes of an agent's health for other servers: 10,000 agents are 33 writes a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +196,29 @@ class Roster:
             await self._store.transact(
                 change, actor=actor(name), action="agent.observe", touches=[AGENT.key(scope, name)]
             )
+
+    async def note_health(self, live: LiveAgent) -> None:
+        """Write an agent's health down for other servers, now and then."""
+        agent = live.record
+        if not self._whereabouts.shared or live.heard_ns - live.health_noted_ns < HEALTH_SECONDS * NS:
+            return
+        live.health_noted_ns = live.heard_ns
+
+        def change(draft: Draft) -> None:
+            current = draft.get(AGENT, agent.scope, agent.name)
+            if current is None or current.status is None or not self._speaks(draft, live):
+                return
+            status = msgspec.structs.replace(
+                current.status, health=live.health, last_seen_at_ns=live.heard_ns
+            )
+            draft.put(AGENT, agent.scope, agent.name, spec=current.spec, status=status)
+
+        await self._store.transact(
+            change,
+            actor=actor(agent.name),
+            action="agent.health",
+            touches=[AGENT.key(agent.scope, agent.name)],
+        )
 
     async def ask_retry(self, agent: Agent) -> bool:
         """Let the server that has an agent know that what failed should be tried; False if none has it."""

@@ -293,6 +293,7 @@ class AgentStreams:
         live.observed = wire.observed(report)
         await self._roster.note_observed(live, live.observed)
         await self._roster.note_served(live, live.serving)
+        await self._roster.note_health(live)
         open_ = self._roster.alerts(agent)
         found = alerts.current(report, open_, policy=self._policy.alerts, heights=live.heights, now_ns=now_ns)
         changed = alerts.differences(open_, found)

@@ -226,6 +226,7 @@ def certificate_warnings(made: Certificate, _reading: Reading) -> Sequence[str]:
 
 
 CERTIFICATE_WRITER = Writable(
+    anywhere=True,
     permission=access.OPERATE,
     find=find_certificate,
     put=put_certificate,

@@ -107,6 +107,7 @@ ORGANIZATIONS = PublicResource(
     search=(".metadata.name", ".spec.displayName"),
 )
 ORGANIZATION_WRITER = Writable(
+    anywhere=True,
     permission=access.ADMINISTER,
     find=find_organization,
     put=put_organization,
@@ -152,6 +153,7 @@ def delete_workspace(call: WriteCall) -> None:
 
 
 WORKSPACE_WRITER = Writable(
+    anywhere=True,
     permission=access.ADMINISTER,
     find=find_workspace,
     put=put_workspace,

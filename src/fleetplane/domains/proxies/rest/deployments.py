@@ -189,7 +189,7 @@ class DeploymentRoutes:
     def _serves(self, agent: Agent) -> int | None:
         """The version that an agent reports; of one at another server, the last that it confirmed."""
         seen = self._presence.sighting(agent.name)
-        if seen is None and self._presence.is_present(agent.name):
+        if (seen is None or not seen.here) and self._presence.is_present(agent.name):
             done = (one for one in self._agents.deployments(agent) if _is_confirmed(one))
             return next((one.spec.version for one in done), None)
         health = seen.health if seen else agent.status.health if agent.status else None
