@@ -20,7 +20,7 @@ BIN := $(VENV)/bin
 CONTRACTS := $(shell find proto -name '*.proto')
 BUILD := hatch_build.py tools/protogen.py $(wildcard tools/console/*) tools/setup.sh $(CONTRACTS)
 
-.PHONY: help run run-cluster test compiled quick lint faults bench wheel docs screenshots audit pins clean
+.PHONY: help run run-cluster test compiled quick lint style faults bench wheel docs screenshots audit pins clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -50,15 +50,25 @@ run-cluster: .make/product
 	@tools/setup.sh cluster
 	@$(BIN)/python tools/run_cluster.py $(if $(SHOW),--show)
 
-lint: .make/env
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+lint: style
 	$(BIN)/mypy
 
-# What every worker would do by itself is done once, while the type checker has the other core.
-test: .make/env
-	@$(MAKE) --no-print-directory -j 2 .make/system-test lint compiled
-	$(BIN)/python -m pytest -n 6 --dist worksteal
+style: .make/env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# Types are checked in the time in which tests wait for something; what was found is printed after the tests. What
+# every worker would do by itself is done once, before.
+test: style
+	@nice -n 5 $(BIN)/mypy >.make/types 2>&1 & types=$$!; \
+	trap 'kill $$types 2>/dev/null' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
+	$(MAKE) --no-print-directory -j 2 .make/system-test compiled && \
+		(set -x; $(BIN)/python -m pytest -n 6 --dist worksteal); tests=$$?; \
+	wait $$types; types=$$?; trap - EXIT; \
+	echo $(BIN)/mypy; cat .make/types; \
+	[ $$types = 0 ] || echo "make test: mypy failed, see above"; \
+	[ $$tests = 0 ] || echo "make test: the tests failed, see above"; \
+	[ $$tests$$types = 00 ]
 
 compiled: .make/env
 	@$(BIN)/python -m pytest --collect-only -q | tail -n 1
