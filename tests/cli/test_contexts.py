@@ -45,11 +45,7 @@ class Person:
         }
 
     def __call__(self, *words: str) -> Outcome:
-        done = subprocess.run(
-            [*COMMAND, *words], capture_output=True, text=True, env=self.environment, timeout=60, check=False,
-            stdin=subprocess.DEVNULL, cwd=self.file.parent,
-        )  # fmt: skip
-        return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
+        return execute(*words, environment=self.environment, folder=self.file.parent)
 
     def login(self, *words: str) -> Outcome:
         return self("login", self.server, "--token-file", str(self.token), *words)
@@ -142,7 +138,9 @@ def test_a_person_at_a_terminal_is_asked(person: Person) -> None:
     assert "owner told you?" in told
 
 
-def test_a_person_logs_in_and_stays_logged_in(person: Person, owner: Fleet, tmp_path: Path) -> None:
+def test_a_person_logs_in_and_stays_logged_in(
+    person: Person, owner: Fleet, data: Path, tmp_path: Path
+) -> None:
     name = f"ann-{tmp_path.name[-8:].strip('_0123456789').lower() or 'x'}"
     account = {"name": name, "password": "correct horse battery staple"}
     owner.call(Request(method="POST", path="/apis/v1/people/accounts", body=account))
@@ -159,7 +157,8 @@ def test_a_person_logs_in_and_stays_logged_in(person: Person, owner: Fleet, tmp_
     assert json.loads(person("whoami", "-o", "json").out)["subject"] == f"account/{name}"
 
     file = ContextFile(person.file)
-    owner.call(Request(method="DELETE", path=f"/apis/v1/people/accounts/{name}"))
+    with connect_sync(data_dir=data) as again:  # the first was idle for as long as all that took
+        again.call(Request(method="DELETE", path=f"/apis/v1/people/accounts/{name}"))
     with file.changing() as held:
         file.write(held.with_context(replace(held.get("lab"), expires_at=1)))
     ended = person("whoami")

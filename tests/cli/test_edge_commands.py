@@ -12,7 +12,6 @@ import json
 import os
 import pty
 import re
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ from support.edge.edge_company import at_work, ours_at_work
 from support.edge.edge_identity_rig import Machine
 from support.edge.edge_site import Rest, Site, a_tenant, site, until
 from support.edge.shipped_daemon import ShippedDaemon
-from support.shared.cli_runner import COMMAND, Outcome
+from support.shared.cli_runner import COMMAND, Outcome, execute
 
 from fleetplane.cli.main import run
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
@@ -56,18 +55,7 @@ class Shell:
         }
 
     async def __call__(self, *words: str, **more: str) -> Outcome:
-        def call() -> Outcome:
-            done = subprocess.run(
-                [*COMMAND, *words],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-                env=self.environment | more,
-            )
-            return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
-
-        return await asyncio.to_thread(call)
+        return await asyncio.to_thread(execute, *words, environment=self.environment | more)
 
     async def edge(self, *words: str, **more: str) -> Outcome:
         """In this process, which costs a tenth; a thread of its own lets the daemons go on meanwhile."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from pathlib import Path
 
 from support.edge.edge_server_double import until
 from support.edge.shipped_daemon import ShippedDaemon
 from support.shared.cli_runner import COMMAND, Outcome
+from support.shared.cli_runner import execute as run_command
 from support.shared.server_process import running_server
 
 from fleetplane.cli.exits import Exit
@@ -21,12 +21,7 @@ NOT_BOTH = (Exit.FAILURE, Exit.PARTIAL, Exit.CONDITION_NOT_MET, Exit.NOT_FOUND, 
 
 async def execute(*words: str) -> Outcome:
     """Beside the event loop, on which the stand-in runs."""
-
-    def call() -> Outcome:
-        done = subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=120, check=False)
-        return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
-
-    return await asyncio.to_thread(call)
+    return await asyncio.to_thread(run_command, *words, timeout_seconds=120)
 
 
 async def test_one_run_reaches_both_before_and_after_their_keys_are_replaced(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+from support.shared import warm_start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,14 +20,17 @@ class Outcome:
 
 Invoke = Callable[..., Outcome]
 
-COMMAND = [sys.executable, "-m", "fleetplane.cli.main"]
+COMMAND = warm_start.COMMAND
 
 
-def execute(*arguments: str, timeout_seconds: float = 60.0) -> Outcome:
+def execute(
+    *arguments: str,
+    timeout_seconds: float = 60.0,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Outcome:
     """Run one command as its own process, to its end."""
-    done = subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, timeout=timeout_seconds, check=False
-    )
+    done = warm_start.run([*COMMAND, *arguments], timeout=timeout_seconds, env=environment, cwd=folder)
     return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
 
 
@@ -33,6 +38,6 @@ def spawn(*arguments: str) -> subprocess.Popen[str]:
     """Start one command as its own process; the caller ends it."""
     environment = dict(os.environ)
     environment.pop("PYTHONUNBUFFERED", None)  # an unbuffered stdout loses the rest of a short write
-    return subprocess.Popen(
-        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    return warm_start.started(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
     )

@@ -40,16 +40,7 @@ class Seat:
 
     def apart(self, *words: str) -> Outcome:
         """As a process of its own."""
-        done = subprocess.run(
-            [*COMMAND, *words],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-            cwd=self.folder,
-            env=self.environment,
-        )
-        return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
+        return execute(*words, folder=self.folder, environment=self.environment)
 
     def __call__(self, *words: str) -> Outcome:
         """In this process, which costs a tenth."""

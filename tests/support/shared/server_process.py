@@ -6,12 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from support.shared import warm_start
 
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
@@ -58,9 +59,7 @@ class ServerProcess:
 
 def command(data_dir: Path, *arguments: str) -> list[str]:
     return [
-        sys.executable,
-        "-m",
-        "fleetplane.cli.main",
+        *warm_start.COMMAND,
         "server",
         "--data-dir",
         str(data_dir),
@@ -100,11 +99,10 @@ def running_server(
     ready, log = data_dir / "ready.json", data_dir / "server.log"
     ready.unlink(missing_ok=True)
     with log.open("a") as stderr:
-        process = subprocess.Popen(
+        process = warm_start.started(
             [*prefix, *command(data_dir, *arguments), "--ready-file", str(ready)],
             stdout=subprocess.PIPE,
             stderr=stderr,
-            text=True,
             env={**os.environ, **secrets, **(environment or {})},
         )
     try:
@@ -130,6 +128,4 @@ def running_server(
 
 def run_server(data_dir: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     """For servers that are expected to refuse to start."""
-    return subprocess.run(
-        command(data_dir, *arguments), capture_output=True, text=True, timeout=START_SECONDS, check=False
-    )
+    return warm_start.run(command(data_dir, *arguments), timeout=START_SECONDS)

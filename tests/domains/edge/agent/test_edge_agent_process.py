@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.edge.edge_server_double import EdgeServerDouble, until
 from support.shared.cli_runner import COMMAND, Outcome
+from support.shared.cli_runner import execute as run_command
 
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder, public_bytes
 from fleetplane.domains.edge.wire.protobuf_types import duration_of
@@ -27,13 +27,7 @@ def words(state: Path, verb: str, *more: str) -> list[str]:
 async def execute(state: Path, verb: str, *more: str) -> Outcome:
     """Beside the event loop, on which the server runs."""
 
-    def call() -> Outcome:
-        done = subprocess.run(
-            words(state, verb, *more), capture_output=True, text=True, timeout=60, check=False
-        )
-        return Outcome(code=done.returncode, out=done.stdout, err=done.stderr)
-
-    return await asyncio.to_thread(call)
+    return await asyncio.to_thread(run_command, *words(state, verb, *more)[len(COMMAND) :])
 
 
 @asynccontextmanager

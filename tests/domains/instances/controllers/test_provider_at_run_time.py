@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from support.instances.instances_lab import CONFIG_PATH, TENANT, document
+from support.shared import warm_start
 from support.shared.server_process import ServerProcess, running_server
 
 ONLY = ("--only", "instances", "--set", "instances.advertise=listeners")
@@ -33,8 +33,8 @@ def unusable() -> dict[str, Any]:
 
 
 def fleetplane(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fleetplane.cli.main", "instances", *arguments, "--data-dir", str(data)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = [*warm_start.COMMAND, "instances", *arguments, "--data-dir", str(data)]
+    return warm_start.run(command, timeout=60)
 
 
 def until_logged(server: ServerProcess, event: str) -> dict[str, object]:

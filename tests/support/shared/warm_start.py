@@ -1,0 +1,237 @@
+"""Processes of `fleetplane` that need not import the product anew: most of what starting one costs.
+
+A process that has imported everything and done nothing yet stands ready, one for each process of tests. Asked
+for a command, it forks, and its child becomes that command: with the arguments, environment, folder and
+streams that it would have been started with, a process number of its own, and nothing shared with anybody.
+What depends on how an interpreter begins (its variables, a program in front of it, what it has loaded) is
+started as everybody starts it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+COMMAND = [sys.executable, "-m", "fleetplane.cli.main"]
+REQUEST_BYTES = 150_000
+"""Below what the kernel takes as one message."""
+LOOK_SECONDS = 0.01
+OF_INTERPRETERS = ("PYTHON", "LD_", "MALLOC", "GRPC_", "OPENSSL_", "SSL_", "HOLD_BACK", "UVLOOP_")
+"""Beginnings of variables that are looked at when a program is loaded, and not when it works."""
+OF_STREAMS = "PYTHONUNBUFFERED"
+"""Whoever starts one of these has buffered streams, as a shell would give them."""
+
+LEFT_OUT = ("gen.", "migrations.")
+"""Modules of ours that are run by somebody else, or come with those that use them."""
+LATE = ("litestar.plugins.pydantic", "litestar.plugins.attrs", "sqlalchemy.dialects.sqlite.aiosqlite")
+"""Modules of others that they import themselves when they begin to work."""
+
+
+class _Starter:
+    """The process that stands ready, as seen by whoever asks it."""
+
+    def __init__(self) -> None:
+        self.environment = dict(os.environ)
+        self.environment.pop(OF_STREAMS, None)
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._one_at_a_time = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=self.environment,
+            )
+        atexit.register(self._end)
+
+    def ask(self, request: Mapping[str, object], streams: Sequence[int] = ()) -> int | None:
+        message = json.dumps(request).encode()
+        with self._one_at_a_time:
+            socket.send_fds(self._control, [message], streams)
+            answer = self._control.recv(REQUEST_BYTES)
+        assert answer, "the process that starts others has ended"
+        return cast("int | None", json.loads(answer))
+
+    def _end(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+@cache
+def _starter() -> _Starter:
+    return _Starter()
+
+
+class _WarmProcess(subprocess.Popen[str]):
+    """A `Popen` whose process is another's child, which is asked how it ended."""
+
+    def _execute_child(self, args: Sequence[str], *given: Any) -> None:
+        _, _, _, _, cwd, env, _, _, _, *pipes = given
+        ends = pipes[:6]
+        request = {
+            "arguments": [os.fspath(argument) for argument in args],
+            "environment": dict(os.environ if env is None else env),
+            "folder": os.fspath(cwd or Path.cwd()),
+        }
+        try:
+            streams = [number if end == -1 else end for number, end in enumerate(ends[i] for i in (0, 3, 5))]
+            pid = _starter().ask(request, streams)
+            assert pid is not None
+            self.pid = pid
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*ends)  # type: ignore[attr-defined]
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        while (status := _starter().ask({"ended": self.pid})) is None:
+            if wait_flags & os.WNOHANG:
+                return 0, 0
+            time.sleep(LOOK_SECONDS)
+        return self.pid, status
+
+    def _internal_poll(self, _deadstate: int | None = None, **_: Any) -> int | None:
+        if self.returncode is None and self._waitpid_lock.acquire(blocking=False):  # type: ignore[attr-defined]
+            try:
+                if self.returncode is None:
+                    pid, status = self._try_wait(os.WNOHANG)
+                    if pid:
+                        self._handle_exitstatus(status)  # type: ignore[attr-defined]
+            except (AssertionError, OSError):
+                if _deadstate is None:
+                    raise
+                self.returncode = _deadstate
+            finally:
+                self._waitpid_lock.release()  # type: ignore[attr-defined]
+        return self.returncode
+
+
+def started(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    """Like `Popen` with text for streams: from what stands ready if the command is ours and allows it."""
+    options["text"] = True
+    kind = _WarmProcess if _is_ours(command) and _allows(options.get("env")) else subprocess.Popen[str]
+    return kind(command, **options)
+
+
+def run(command: Sequence[str], *, timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Like `subprocess.run` that captures text."""
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started(command, **streams, **options) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def _is_ours(command: Sequence[str]) -> bool:
+    return list(command[: len(COMMAND)]) == COMMAND
+
+
+def _allows(environment: Mapping[str, str] | None) -> bool:
+    """Whether an interpreter would begin with this environment as the one that stands ready did."""
+
+    def deciding(variables: Mapping[str, str]) -> dict[str, str]:
+        return {
+            name: value
+            for name, value in variables.items()
+            if name.startswith(OF_INTERPRETERS) and name != OF_STREAMS
+        }
+
+    return deciding(os.environ if environment is None else environment) == deciding(_starter().environment)
+
+
+# In the process that stands ready.
+
+
+def _import_everything() -> None:
+    import fleetplane
+
+    for module in pkgutil.walk_packages(fleetplane.__path__, "fleetplane."):
+        if not any(f".{left_out}" in module.name for left_out in LEFT_OUT):
+            with suppress(ImportError):  # of what only some machines have
+                importlib.import_module(module.name)
+    for late in LATE:
+        importlib.import_module(late)
+
+
+def _asked(control: socket.socket) -> bool:
+    """Answer until there is nobody left to ask. True in a child, which is to be what was asked for."""
+    while True:
+        message, streams, _, _ = socket.recv_fds(control, REQUEST_BYTES, 3)
+        if not message:
+            return False
+        request = json.loads(message)
+        answer: int | None
+        if "ended" in request:
+            answer, status = os.waitpid(request["ended"], os.WNOHANG)
+            answer = status if answer else None
+        else:
+            answer = os.fork()
+            if not answer:
+                control.close()
+                _become(request, streams)
+                return True
+            for stream in streams:
+                os.close(stream)
+        control.send(json.dumps(answer).encode())
+
+
+def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    for stream in streams:
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    sys.path[0] = request["folder"]
+    from fleetplane.cli import main
+
+    sys.argv = [main.__file__, *request["arguments"][len(COMMAND) :]]
+
+
+def _work() -> None:
+    """Run the command and end as an interpreter does, but for taking everything apart that was imported."""
+    from fleetplane.cli.main import main
+
+    code = 1
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 0
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _import_everything()
+    gc.collect()
+    gc.freeze()
+    if _asked(socket.socket(fileno=int(sys.argv[1]))):
+        _work()
