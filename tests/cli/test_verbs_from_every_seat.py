@@ -127,7 +127,8 @@ def test_machines_and_gpus_are_shown_with_their_state(seat: Seat) -> None:
     assert "gpu/" not in seat("top", "boards", "--once").out
     assert seat("top", "tokens").code == Exit.USAGE
     told = json.loads(seat("top", "g", "-o", "json").out)["items"]
-    assert [(one["kind"], one["figures"]) for one in told] == [("gpu", {})]
+    assert [one["kind"] for one in told] == ["gpu"]
+    assert told[0]["figures"] in ({}, {"unhealthyConditions": 0.0})  # once a minute they are taken down
 
 
 def test_instances_are_operated_and_administered(seat: Seat) -> None:
