@@ -20,11 +20,13 @@ from fleetplane.domains.edge.kinds import (
     tenant_of,
     worker_scope,
 )
-from fleetplane.domains.edge.nodes.config_layers import ConfigLayers
+from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, Merged
+from fleetplane.domains.edge.nodes.states import sighting_of
 from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon
 from fleetplane.domains.edge.workers.registry import Workers
 from fleetplane.fleet.explain import from_record, placed
 from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.reconcile import Reason
 from fleetplane.kernel.reconcile.explanation import Finding
 from fleetplane.kernel.store import Store
@@ -32,7 +34,17 @@ from fleetplane.kernel.values.times import spelled
 
 
 class DaemonExplainer:
-    def __init__(self, store: Store, presences: DaemonPresences, layers: ConfigLayers, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: Store,
+        presences: DaemonPresences,
+        layers: ConfigLayers,
+        clock: Clock,
+        *,
+        whereabouts: Whereabouts | None = None,
+    ) -> None:
+        """`whereabouts` are those of daemons on other servers, where there are any."""
+        self._where = whereabouts if whereabouts is not None and whereabouts.shared else None
         self._store = store
         self._presences = presences
         self._layers = layers
@@ -66,7 +78,9 @@ class DaemonExplainer:
         if spec.revoked_at_ns is not None:
             yield Reason(code="REVOKED", message=f"operators revoked it at {spelled(spec.revoked_at_ns)}")
             return
-        if live is None:
+        if live is None and self._where is not None and self._where.is_anywhere(node.name):
+            yield from self._elsewhere(node, self._where.server_of(node.name))
+        elif live is None:
             yield from self._absence(node, now_ns)
         else:
             yield from self._stream(live, now_ns)
@@ -106,12 +120,35 @@ class DaemonExplainer:
                 f"{spelled(live.credentials_until_ns)}",
             )
 
-    def _configuration(self, node: EdgeNode, live: LiveDaemon) -> Iterator[Reason]:
+    def _elsewhere(self, node: EdgeNode, server: str) -> Iterator[Reason]:
+        """What the server that has its stream wrote down; what was sent on it is known there alone."""
+        if node.status is None:
+            return
+        seen = sighting_of(node.status)
+        if seen.silent:
+            message = f"its stream to server {server} is open, and it has said nothing on it for too long"
+            yield Reason(code="SILENT", message=message)
         wanted = self._layers.merged(tenant_of(node.scope), node.name)
+        yield from self._held_back(node, wanted)
+        if seen.config_refused:
+            refused = seen.config_refused_version
+            message = f"it refused configuration {refused}: {seen.config_refused}"
+            yield Reason(code="CONFIG_REFUSED", message=message)
+        elif wanted is None or wanted.version == seen.config_version:
+            return
+        elif seen.dialect is not Dialect.LEGACY:  # which never says
+            message = f"it has not said that configuration {wanted.version} is in force"
+            yield Reason(code="CONFIG_UNCONFIRMED", message=message)
+
+    def _held_back(self, node: EdgeNode, wanted: Merged | None) -> Iterator[Reason]:
         newest = self._layers.at_version(tenant_of(node.scope), node.name, "")
         if wanted is not None and newest != wanted:
             message = f"a rollout holds it at configuration {wanted.version}, which is not the newest"
             yield Reason(code="CONFIG_HELD", message=message)
+
+    def _configuration(self, node: EdgeNode, live: LiveDaemon) -> Iterator[Reason]:
+        wanted = self._layers.merged(tenant_of(node.scope), node.name)
+        yield from self._held_back(node, wanted)
         if live.config_refused:
             yield Reason(
                 code="CONFIG_REFUSED",

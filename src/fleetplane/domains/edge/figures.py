@@ -12,7 +12,7 @@ from fleetplane.domains.edge.identity.assembly import CALL_RATE, LISTENER
 from fleetplane.domains.edge.releases import DaemonRegister
 from fleetplane.fleet.figures import CPU, DISK, LOAD, MEMORY, FigureKeeper, Measure
 from fleetplane.fleet.figures_service import SERVICE
-from fleetplane.rpc import Authentication, CallContext, service_rows
+from fleetplane.rpc import Authentication, CallContext, Needs, service_rows
 
 PREFIX: Final = "edge"
 MEASURES: Final = (
@@ -25,7 +25,14 @@ MEASURES: Final = (
 )
 # As with every call of daemons, the proof is in the request.
 ROWS: Final = tuple(
-    service_rows(SERVICE, None, listener=LISTENER, authentication=Authentication.ANONYMOUS, rate=CALL_RATE)
+    service_rows(
+        SERVICE,
+        None,
+        listener=LISTENER,
+        authentication=Authentication.ANONYMOUS,
+        rate=CALL_RATE,
+        needs=Needs.WRITES,
+    )
 )
 
 

@@ -151,6 +151,8 @@ class NodeSpec(Spec, frozen=True):
     recent_nonces: tuple[UsedRequest, ...] = ()
     desired: Desired = Desired.ACTIVE
     shutdown_grace_seconds: float = 0.0
+    config_again_at_ns: int = 0
+    """When a rollout asked for a configuration that it refused to be sent once more, on whichever server."""
     revoked_at_ns: int | None = None
 
     def former(self, token_id: str) -> Former | None:
@@ -179,6 +181,9 @@ class NodeStatus(Spec, frozen=True):
     config_version: str = ""
     config_refused: str = ""
     """Why it did not take the configuration that it was sent last; empty if it did, or has not said."""
+    config_refused_version: str = ""
+    """Of the configuration that it did not take."""
+    config_refused_at_ns: int = 0
     hello_ms: int = 0
     """The time that its last hello was signed with: after a restart, nothing older opens a stream."""
 

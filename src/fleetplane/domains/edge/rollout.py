@@ -32,6 +32,7 @@ from fleetplane.domains.edge.nodes.config_layers import (
     shared,
 )
 from fleetplane.domains.edge.nodes.registry import shown_name
+from fleetplane.domains.edge.nodes.states import DaemonSighting, sighting_of
 from fleetplane.domains.edge.streams.call_encoding import (
     SECURITY_CONTEXT,
     ToolCall,
@@ -47,6 +48,7 @@ from fleetplane.fleet.rollouts.subject import Period
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import OPEN, Commands, CommandTarget, state_of
 from fleetplane.kernel.errors import NotFound
+from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.resources import AnyKind, Key
 from fleetplane.kernel.rollout.facts import TargetFact
 from fleetplane.kernel.rollout.passes import ACTOR
@@ -55,6 +57,8 @@ from fleetplane.kernel.values.times import NS
 
 HEALTHY = "healthy"
 PROBE_TOOL = "cmd.run"
+AGAIN_AT_ONCE = 256
+"""Daemons of other servers that are told in one transaction."""
 PROBE_POLL_SECONDS = 0.2
 """Between looks at whether a probe has ended everywhere."""
 
@@ -79,10 +83,13 @@ class LayerConfiguration:
         controller: EdgeController,
         ledger: Commands,
         clock: Clock,
+        whereabouts: Whereabouts | None = None,
     ) -> None:
+        """`whereabouts` are those of daemons on other servers, where there are any."""
         self._store = store
         self._layers = layers
         self._presences = presences
+        self._where = whereabouts if whereabouts is not None and whereabouts.shared else None
         self._pushes = pushes
         self._controller = controller
         self._ledger = ledger
@@ -166,16 +173,17 @@ class LayerConfiguration:
         return live if live is not None and live.tenant == tenant_of(node.scope) else None
 
     def _fact(self, node: EdgeNode, known: Sequence[str]) -> TargetFact:
-        live, status = self._live(node), node.status
-        has = live.config_version if live is not None else status.config_version if status is not None else ""
+        seen = self._seen(node)
+        status = node.status
+        has = seen.config_version if seen is not None else status.config_version if status is not None else ""
         fact = TargetFact(
             version=self._named(node, has, known),
-            online=live is not None,
-            healthy=live is not None and not live.silent,
+            online=seen is not None,
+            healthy=seen is not None and not seen.silent,
             labels=_labels(node),
             title=shown_name(node),
         )
-        if live is None or not live.config_refused:
+        if seen is None or not seen.config_refused:
             return fact
         return TargetFact(
             version=fact.version,
@@ -183,10 +191,19 @@ class LayerConfiguration:
             healthy=fact.healthy,
             labels=fact.labels,
             title=fact.title,
-            error=f"it refused the configuration: {live.config_refused}",
-            error_at_ns=live.config_refused_ns,
-            error_version=self._named(node, live.config_pushed, known),
+            error=f"it refused the configuration: {seen.config_refused}",
+            error_at_ns=seen.config_refused_at_ns,
+            error_version=self._named(node, seen.config_refused_version, known),
         )
+
+    def _seen(self, node: EdgeNode) -> DaemonSighting | None:
+        """What a daemon's stream says of it: the stream itself if it is here, else what its server wrote."""
+        live = self._live(node)
+        if live is not None:
+            return live.sighting()
+        if node.status is None or self._where is None or not self._where.is_anywhere(node.name):
+            return None
+        return sighting_of(node.status)
 
     def _named(self, node: EdgeNode, reported: str, known: Sequence[str]) -> str:
         """The version whose layers, with the daemon's own laid over, have the digest that it reports.
@@ -209,11 +226,31 @@ class LayerConfiguration:
         await self._held.steer(scope, versions, default=default)
 
     async def again(self, scope: str, targets: Collection[str]) -> None:
+        elsewhere = []
         for name in targets:
             live = self._presences.get(name)
             if live is not None and tenant_scope(live.tenant) == scope:
                 self._pushes.configure_again(live)
                 self._controller.look(live)
+            elif self._where is not None:
+                elsewhere.append(name)
+        for start in range(0, len(elsewhere), AGAIN_AT_ONCE):
+            await self._again_elsewhere(scope, elsewhere[start : start + AGAIN_AT_ONCE])
+
+    async def _again_elsewhere(self, scope: str, names: Sequence[str]) -> None:
+        """Whichever server has these daemons sees it in their records."""
+
+        def change(draft: Draft) -> None:
+            for name in names:
+                node = draft.get(EDGE_NODE, scope, name)
+                if node is not None and node.spec.revoked_at_ns is None:
+                    spec = msgspec.structs.replace(node.spec, config_again_at_ns=draft.now_ns)
+                    draft.put(
+                        EDGE_NODE, scope, name, spec=spec, status=node.status, conditions=node.conditions
+                    )
+
+        keys = [EDGE_NODE.key(scope, name) for name in names]
+        await self._store.transact(change, actor=ACTOR, action="edge.config_again", touches=keys)
 
     async def settle(self, scope: str, version: str, *, rollout: str, held: bool) -> None:
         assert rollout

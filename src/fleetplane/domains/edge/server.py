@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -135,6 +136,7 @@ class EdgeDomain:
             store,
             layers,
             presences=self.streams.presences,
+            whereabouts=self.streams.whereabouts,
             pushes=self.streams.pushes,
             controller=self.streams.controller,
             ledger=self.streams.dispatcher.ledger,
@@ -148,7 +150,7 @@ class EdgeDomain:
             groups=self.groups,
             check=dispatcher.check,
             nodes=NodesOf(
-                list=identity.nodes.list, get=identity.nodes.get, is_connected=presences.is_connected
+                list=identity.nodes.list, get=identity.nodes.get, is_connected=self.streams.is_connected
             ),
         )
         self.runs = Runs(store, clock, channel)
@@ -171,7 +173,7 @@ class EdgeDomain:
         )
         self.readers = TokenReaders(kernel.door, access.GRANTS)
         self.explainers: Mapping[str, Explainer] = {
-            "daemon": DaemonExplainer(store, presences, layers, clock),
+            "daemon": DaemonExplainer(store, presences, layers, clock, whereabouts=self.streams.whereabouts),
             "worker": WorkerExplainer(store, identity.workers, clock),
         }
         self.figures = FigureKeeper(kernel.telemetry, clock, prefix=figures.PREFIX, measures=figures.MEASURES)
@@ -222,21 +224,35 @@ class EdgeDomain:
         await self.streams.prepare()
         await self.runs.prepare()
 
+    async def prepare_here(self) -> None:
+        """On a server that stands by: it has daemons, too."""
+        await self.rest.prepare()
+        self.streams.prepare_here()
+        await self.runs.prepare()
+
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         ours = addresses.get(identity_side.LISTENER, ())
         self._endpoint.opened = ours[0] if ours else ""
 
     async def run(self) -> None:
+        async with self._relayed(), asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.streams.run(), name="edge/streams")
+            tasks.create_task(self.runs.run(), name="edge/runs")
+            tasks.create_task(self.rest.run(), name="edge/rest")
+            tasks.create_task(self._sweep(), name="edge/sweep")
+            if self.identity.challenges is not None:
+                tasks.create_task(self._sweep_challenges(self.identity.challenges), name="edge/challenges")
+
+    async def run_here(self) -> None:
+        """On a server that stands by: streams and what is sent on them; sweeps and deadlines are not its."""
+        async with self._relayed(), asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.streams.run_here(), name="edge/streams")
+            tasks.create_task(self.runs.run_here(), name="edge/runs")
+
+    @asynccontextmanager
+    async def _relayed(self) -> AsyncIterator[None]:
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.streams.run(), name="edge/streams")
-                tasks.create_task(self.runs.run(), name="edge/runs")
-                tasks.create_task(self.rest.run(), name="edge/rest")
-                tasks.create_task(self._sweep(), name="edge/sweep")
-                if self.identity.challenges is not None:
-                    tasks.create_task(
-                        self._sweep_challenges(self.identity.challenges), name="edge/challenges"
-                    )
+            yield
         finally:
             if self._relay is not None:
                 await self._relay.close()

@@ -30,7 +30,7 @@ from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.signing import LONGEST_LIFE_SECONDS
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import Authentication, Authenticator, Connection, MethodRow, Rate
+from fleetplane.rpc import Authentication, Authenticator, Connection, MethodRow, Needs, Rate
 from fleetplane.web.rest.gate import acting
 
 LISTENER = "edge"
@@ -60,6 +60,7 @@ def _row(method: str, rate: Rate, **more: int) -> MethodRow:
         concurrency=more.get("concurrency"),
         max_request_bytes=more.get("max_request_bytes"),
         cut_oversized=method == "ConnectEdge",
+        needs=Needs.WRITES,
     )
 
 
@@ -83,6 +84,7 @@ METHODS: Sequence[MethodRow] = (
         authentication=Authentication.TOKEN,
         permission=access.ENROLL,
         rate=ISSUE_RATE,
+        needs=Needs.WRITES,
     ),
 )
 GRANTS: Mapping[Role, Iterable[Grant]] = access.GRANTS

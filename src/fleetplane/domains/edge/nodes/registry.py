@@ -44,6 +44,12 @@ def shown_name(node: EdgeNode) -> str:
     return node.spec.display_name or f"edge-{node.name[:8]}"
 
 
+def found_node(store: Store, node_id: str) -> EdgeNode | None:
+    """The node of this id in any tenant; None if it was revoked."""
+    scope = store.claimed_by(EDGE_NODE, "", NODE_CLAIM, node_id)
+    return store.get(EDGE_NODE, scope, node_id) if scope is not None else None
+
+
 class Nodes:
     def __init__(self, store: Store, clock: Clock, revocations: Revocations) -> None:
         self._store = store
@@ -57,8 +63,7 @@ class Nodes:
 
     def find(self, node_id: str) -> EdgeNode | None:
         """The node of this id in any tenant; None if it was revoked."""
-        scope = self._store.claimed_by(EDGE_NODE, "", NODE_CLAIM, node_id)
-        return self._store.get(EDGE_NODE, scope, node_id) if scope is not None else None
+        return found_node(self._store, node_id)
 
     def lookup(self, tenant: str, node_id: str) -> EdgeNode | None:
         """The node of this id in a tenant, also if it was revoked."""

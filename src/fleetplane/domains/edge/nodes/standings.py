@@ -1,4 +1,8 @@
-"""Keeping the records of daemons true to what their streams show."""
+"""Keeping the records of daemons true to what their streams show.
+
+Among several servers, only the session that a daemon's presence names writes its record; that it has none is
+written only while there is none. Both are asked inside the transaction.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,13 @@ from dataclasses import dataclass
 import structlog
 
 from fleetplane.domains.edge.kinds import EDGE_NODE, EdgeNode, NodeState, tenant_of, tenant_scope
+from fleetplane.domains.edge.nodes.registry import found_node
 from fleetplane.domains.edge.nodes.states import DaemonSighting, status_after
 from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon
 from fleetplane.fleet.streams.status_writer import StatusWriter
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.store import Draft, Store
 
 log = structlog.get_logger(__name__)
@@ -26,8 +32,28 @@ class _Note:
     heard_at_ns: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """A daemon at the moment of writing."""
+
+    node_id: str
+    scope: str
+    heard_at_ns: int | None
+    sighting: DaemonSighting | None
+    """None if it has no stream here."""
+    session: int | None
+    """Of that stream, among all servers."""
+
+
 class Standings:
-    def __init__(self, store: Store, clock: Clock, presences: DaemonPresences) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        presences: DaemonPresences,
+        whereabouts: Whereabouts | None = None,
+    ) -> None:
+        self._where = whereabouts if whereabouts is not None and whereabouts.shared else None
         self._store = store
         self._clock = clock
         self._presences = presences
@@ -35,6 +61,11 @@ class Standings:
 
     def __repr__(self) -> str:
         return f"<Standings {self._writer!r}>"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other servers depend on what is written here."""
+        return self._where is not None
 
     def note(self, live: LiveDaemon) -> None:
         """Something about this daemon may be worth writing down."""
@@ -47,7 +78,7 @@ class Standings:
             self.note(live)
 
     async def start(self) -> None:
-        """Mark every daemon as disconnected at the start: no stream is open yet."""
+        """Mark every daemon as disconnected at the start that has no stream: here, none is open yet."""
         for node in self._store.list(EDGE_NODE):
             if node.status is not None and node.status.state not in (
                 NodeState.DISCONNECTED,
@@ -61,25 +92,54 @@ class Standings:
         await self._writer.run()
 
     async def _write(self, batch: Sequence[tuple[str, _Note]]) -> None:
-        found: list[tuple[str, _Note, DaemonSighting | None]] = []
+        found: list[_Seen] = []
         for node_id, note in batch:
             live = self._presences.get(node_id)
-            found.append((node_id, note, live.sighting() if live is not None else None))
+            found.append(
+                _Seen(
+                    node_id=node_id,
+                    scope=tenant_scope(note.tenant),
+                    heard_at_ns=note.heard_at_ns,
+                    sighting=live.sighting() if live is not None else None,
+                    session=live.place if live is not None else None,
+                )
+            )
+        await self._transact(found)
+
+    async def ended_elsewhere(self, node_id: str) -> None:
+        """The server that had a daemon's session is gone."""
+        node = found_node(self._store, node_id)
+        if node is not None:
+            seen = _Seen(node_id=node_id, scope=node.scope, heard_at_ns=None, sighting=None, session=None)
+            await self._transact([seen])
+
+    async def _transact(self, found: Sequence[_Seen]) -> None:
+        where = self._where
 
         def change(draft: Draft) -> None:
-            for node_id, note, seen in found:
-                scope = tenant_scope(note.tenant)
-                node = draft.get(EDGE_NODE, scope, node_id)
+            for seen in found:
+                if where is not None and where.named(draft, seen.node_id) != seen.session:
+                    continue  # another server has the daemon, and writes what is so
+                node = draft.get(EDGE_NODE, seen.scope, seen.node_id)
                 if node is None:
                     continue
                 status = status_after(
-                    node.spec, node.status, seen, heard_at_ns=note.heard_at_ns, now_ns=draft.now_ns
+                    node.spec,
+                    node.status,
+                    seen.sighting,
+                    heard_at_ns=seen.heard_at_ns,
+                    now_ns=draft.now_ns,
                 )
                 draft.put(
-                    EDGE_NODE, scope, node_id, spec=node.spec, status=status, conditions=node.conditions
+                    EDGE_NODE,
+                    seen.scope,
+                    seen.node_id,
+                    spec=node.spec,
+                    status=status,
+                    conditions=node.conditions,
                 )
 
-        touches = [EDGE_NODE.key(tenant_scope(note.tenant), node_id) for node_id, note in batch]
+        touches = [EDGE_NODE.key(seen.scope, seen.node_id) for seen in found]
         await self._store.transact(change, actor=ACTOR, action="edge.state", touches=touches)
 
 

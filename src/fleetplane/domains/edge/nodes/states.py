@@ -15,7 +15,16 @@ import msgspec
 
 from fleetplane.domains.edge.kinds import Capabilities, Desired, Dialect, NodeSpec, NodeState, NodeStatus
 
-_SEEN = ("stream_id", "dialect", "capabilities", "config_version", "config_refused", "hello_ms")
+_SEEN = (
+    "stream_id",
+    "dialect",
+    "capabilities",
+    "config_version",
+    "config_refused",
+    "config_refused_version",
+    "config_refused_at_ns",
+    "hello_ms",
+)
 
 
 class DaemonSighting(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,9 +36,20 @@ class DaemonSighting(msgspec.Struct, frozen=True, kw_only=True):
     last_heartbeat_at_ns: int
     config_version: str
     config_refused: str = ""
+    config_refused_version: str = ""
+    config_refused_at_ns: int = 0
     hello_ms: int = 0
     silent: bool = False
     """Nothing was heard of it for longer than its heartbeats allow."""
+
+
+def sighting_of(status: NodeStatus) -> DaemonSighting:
+    """What the server that has a daemon's stream wrote down of it."""
+    return DaemonSighting(
+        **{name: getattr(status, name) for name in _SEEN},
+        last_heartbeat_at_ns=status.last_heartbeat_at_ns or status.since_ns,
+        silent=status.state is NodeState.UNHEALTHY,
+    )
 
 
 def state_of(spec: NodeSpec, seen: DaemonSighting | None) -> NodeState:

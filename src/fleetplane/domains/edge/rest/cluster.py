@@ -27,6 +27,7 @@ from fleetplane.domains.edge.workers.registry import Workers
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.values.ids import check_uuid
 from fleetplane.kernel.values.times import spelled, spelled_or_null
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import BY_CURSOR, CursorPage, cursor_page
 from fleetplane.web.rest.routes import Answer, Route
 from fleetplane.web.rest.values import NULL, foreign
@@ -77,6 +78,7 @@ class ClusterRoutes:
                 method="POST",
                 path="/worker-tokens",
                 handler=self.issue,
+                needs=Needs.WRITES,
                 tag=_WORKERS,
                 status=CREATED,
                 summary="Create a single-use join token for a worker, with its role and tenants",
@@ -88,6 +90,7 @@ class ClusterRoutes:
                 method="GET",
                 path="/workers",
                 handler=self.list,
+                needs=Needs.STORE,
                 tag=_WORKERS,
                 permission=CLUSTER,
                 summary="List workers",
@@ -98,6 +101,7 @@ class ClusterRoutes:
                 method="POST",
                 path="/workers/{worker_id}/state",
                 handler=self.steer,
+                needs=Needs.WRITES,
                 tag=_WORKERS,
                 summary="Change a worker's state: drain it or make it active",
                 permission=CLUSTER,
@@ -112,6 +116,7 @@ class ClusterRoutes:
                 method="GET",
                 path=_GLOBAL,
                 handler=self.config,
+                needs=Needs.STORE,
                 tag=_CONFIG,
                 permission=CLUSTER,
                 summary="Get the global configuration layer",
@@ -121,6 +126,7 @@ class ClusterRoutes:
                 method="PUT",
                 path=_GLOBAL,
                 handler=self.put,
+                needs=Needs.WRITES,
                 tag=_CONFIG,
                 permission=CLUSTER,
                 summary="Replace the global configuration layer",
@@ -131,6 +137,7 @@ class ClusterRoutes:
                 method="DELETE",
                 path=_GLOBAL,
                 handler=self.remove,
+                needs=Needs.WRITES,
                 tag=_CONFIG,
                 permission=CLUSTER,
                 summary="Delete the global configuration layer",
@@ -144,6 +151,7 @@ class ClusterRoutes:
                 method="POST",
                 path="/tenants/{tenant_id}/revoke",
                 handler=self.revoke,
+                needs=Needs.WRITES,
                 tag=_TENANTS,
                 summary="Revoke all daemons of a tenant, in one transaction",
                 permission=CLUSTER,

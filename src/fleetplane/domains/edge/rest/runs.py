@@ -22,6 +22,7 @@ from fleetplane.domains.edge.streams.call_encoding import SECURITY_CONTEXT, publ
 from fleetplane.fleet.runs.channel import RunOrder
 from fleetplane.fleet.runs.records import RunState
 from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import BY_CURSOR, cursor_page
 from fleetplane.web.rest.routes import Answer, Query, Route, Stream
 from fleetplane.web.streaming import EVENT_STREAM
@@ -71,6 +72,7 @@ class FleetRoutes:
                 method="POST",
                 path="/fleet/preview",
                 handler=self.preview,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 permission=FLEET_READ,
                 summary="Preview which daemons a target selects, and why others are left out",
@@ -81,6 +83,7 @@ class FleetRoutes:
                 method="POST",
                 path="/fleet/invoke",
                 handler=self.invoke,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 streams=True,
                 begins_once=True,
@@ -93,6 +96,7 @@ class FleetRoutes:
                 method="POST",
                 path="/fleet/{run_id}/cancel",
                 handler=self.cancel,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 summary="Cancel a run. Targets already sent are asked to stop; held targets are dropped",
                 permission=FLEET_MANAGE,
@@ -102,6 +106,7 @@ class FleetRoutes:
                 method="GET",
                 path="/fleet/runs",
                 handler=self.list,
+                needs=Needs.STORE,
                 tag=_TAG,
                 summary="List runs, newest first",
                 permission=FLEET_READ,
@@ -116,6 +121,7 @@ class FleetRoutes:
                 method="GET",
                 path=_ONE,
                 handler=self.show,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=FLEET_READ,
                 summary="Get a run, with the outcome of each daemon",
@@ -125,6 +131,7 @@ class FleetRoutes:
                 method="GET",
                 path=f"{_ONE}/events",
                 handler=self.events,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=FLEET_READ,
                 summary="Follow a run as server-sent events; `Last-Event-ID` resumes",

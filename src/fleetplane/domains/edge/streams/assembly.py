@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fleetplane.domains.edge.identity.server_key import ServerKey
 from fleetplane.domains.edge.identity.tokens import NodeTokens
 from fleetplane.domains.edge.nodes.config_layers import ConfigLayers
+from fleetplane.domains.edge.streams.call_encoding import CHANNEL
 from fleetplane.domains.edge.streams.connect_edge import EdgeStreams
 from fleetplane.domains.edge.streams.controller import EdgeController
 from fleetplane.domains.edge.streams.instructions import Pushes
@@ -21,6 +22,7 @@ from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import CommandLimits, run
 from fleetplane.kernel.identity.revocation import Revocations
+from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.sessions.sessions import Sessions
 from fleetplane.kernel.store import Store
 
@@ -55,8 +57,15 @@ class StreamSide:
         sealer = Sealer(key, tokens, clock)
         self.presences = DaemonPresences(sealer)
         self.verifier = Verifier(tokens, store, clock, options.seal)
+        self.whereabouts = Whereabouts(store, clock, channel=CHANNEL)
         self.dispatcher = Dispatcher(
-            store, clock, presences=self.presences, sealer=sealer, policy=options.dispatch, limits=limits
+            store,
+            clock,
+            presences=self.presences,
+            sealer=sealer,
+            policy=options.dispatch,
+            limits=limits,
+            whereabouts=self.whereabouts,
         )
         freezes = Freezes(store, clock)
         self.pushes = Pushes(self.presences, layers, clock, freezes)
@@ -68,6 +77,7 @@ class StreamSide:
             stale_seconds=options.stale_seconds,
             attention=attention,
             freezes=freezes,
+            whereabouts=self.whereabouts,
         )
         self.streams = EdgeStreams(
             verifier=self.verifier,
@@ -78,24 +88,54 @@ class StreamSide:
             pushes=self.pushes,
             clock=clock,
             policy=options.stream,
+            whereabouts=self.whereabouts,
         )
 
     def __repr__(self) -> str:
         return f"<StreamSide {self.presences!r}>"
 
+    def is_connected(self, node_id: str) -> bool:
+        """Whether a daemon has an open stream, on whichever server."""
+        if self.whereabouts.shared:
+            return self.whereabouts.is_anywhere(node_id)
+        return self.presences.is_connected(node_id)
+
     async def prepare(self) -> None:
-        """Mark all daemons as disconnected, and end commands that an earlier process had sent."""
-        self.dispatcher.ledger.recover()
+        """Mark all daemons as disconnected, and end commands that an earlier process had sent.
+
+        Among several servers, those daemons and commands whose session nobody has.
+        """
+        self.prepare_here()
         await self.dispatcher.ledger.all_lost()
         await self.controller.standings.start()
 
+    def prepare_here(self) -> None:
+        """On every server, before it serves streams."""
+        self.dispatcher.ledger.recover()
+
     async def run(self) -> None:
-        """Until cancelled."""
+        """On the server that does what one does for all, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.controller.run(), name="edge/controller")
             tasks.create_task(run(self.dispatcher.ledger, self._clock, self._attention), name="edge/commands")
-            places = self.dispatcher.courier.run(self.dispatcher.ledger, self._attention)
-            tasks.create_task(places, name="edge/places")
+            tasks.create_task(self.whereabouts.run_for_all(self._ended), name="edge/departures")
+            self._begin_here(tasks)
+
+    async def run_here(self) -> None:
+        """On every other server, for those daemons whose streams are here, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.dispatcher.ledger.run_here(), name="edge/commands")
+            self._begin_here(tasks)
+
+    def _begin_here(self, tasks: asyncio.TaskGroup) -> None:
+        tasks.create_task(self.controller.run(), name="edge/controller")
+        places = self.dispatcher.courier.run(self.dispatcher.ledger, self._attention)
+        tasks.create_task(places, name="edge/places")
+        tasks.create_task(self.whereabouts.run_here(), name="edge/whereabouts")
+
+    async def _ended(self, node_id: str, session: int) -> None:
+        """The server that had this session is gone, and the daemon came to no other in time."""
+        await self.dispatcher.ended_elsewhere(node_id, session)
+        await self.controller.standings.ended_elsewhere(node_id)
 
     def drain(self) -> None:
         self.streams.going_away()

@@ -8,6 +8,7 @@ ended stream had to do counts as lost.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -34,6 +35,7 @@ from fleetplane.kernel.errors import (
     Unauthenticated,
     Unavailable,
 )
+from fleetplane.kernel.presence import ReplayedHello, Whereabouts
 from fleetplane.kernel.sessions.sessions import REVOKED, STOPPING, SUPERSEDED, Session, Sessions
 from fleetplane.rpc import CallContext
 from fleetplane.rpc.serving.framing import CutMessage
@@ -41,6 +43,7 @@ from fleetplane.rpc.serving.framing import CutMessage
 log = structlog.get_logger(__name__)
 
 BEARER = b"bearer "
+MS = 1_000_000
 
 
 class EdgeStreams:
@@ -55,6 +58,7 @@ class EdgeStreams:
         pushes: Pushes,
         clock: Clock,
         policy: StreamPolicy,
+        whereabouts: Whereabouts | None = None,
     ) -> None:
         self._verifier = verifier
         self._controller = controller
@@ -62,7 +66,13 @@ class EdgeStreams:
         self._pushes = pushes
         self._clock = clock
         self._host: StreamHost[bytes, bytes, LiveDaemon] = StreamHost(
-            self, stream=STREAM, presences=presences, sessions=sessions, clock=clock, policy=policy
+            self,
+            stream=STREAM,
+            presences=presences,
+            sessions=sessions,
+            clock=clock,
+            policy=policy,
+            whereabouts=whereabouts,
         )
         self.heartbeats: Counter[str] = Counter()
         """By tenant."""
@@ -119,7 +129,17 @@ class EdgeStreams:
             )
 
         principal = credential_name(seal.tenant, seal.node_id)
-        found = await enter(seal.node_id, live, principal=principal, settle=settle)
+        try:
+            found = await enter(
+                seal.node_id,
+                live,
+                principal=principal,
+                settle=settle,
+                hello_at_ns=seal.hello_ms * MS,
+                digest=hashlib.sha256(hello.envelope.payload).digest(),
+            )
+        except ReplayedHello as error:
+            raise self._verifier.replayed() from error
         log.info(
             "edge.connected",
             node=found.node_id,
@@ -209,12 +229,13 @@ class EdgeStreams:
 
     async def left(self, live: LiveDaemon) -> None:
         try:
-            await self._dispatcher.lost(live.node_id, live.dialect)
+            await self._dispatcher.lost(live.node_id, live.dialect, session=live.place)
         except FleetplaneError as error:  # their deadlines end them then
             log.warning("edge.commands_not_ended", node=live.node_id, error=error.message)
         self.stream_seconds += (self._clock.now_ns() - live.since_ns) / 1e9
         self._controller.left(live)
-        log.info("edge.disconnected", node=live.node_id, tenant=live.tenant, reason=live.session.reason)
+        happened = "edge.moved" if live.moved else "edge.disconnected"
+        log.info(happened, node=live.node_id, tenant=live.tenant, reason=live.session.reason)
 
     def ending(self, _live: LiveDaemon, reason: str, error: Exception | None) -> Ending[bytes]:
         """A status alone: daemons know no message that says why."""

@@ -24,6 +24,7 @@ from fleetplane.fleet.streams.silence import SilenceWatch
 from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.liveness import LivenessChanged, LivenessPolicy
+from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.sessions.sessions import REVOKED
 from fleetplane.kernel.store import Store
@@ -51,6 +52,7 @@ class EdgeController:
         stale_seconds: float,
         attention: Attention | None = None,
         freezes: Freezes | None = None,
+        whereabouts: Whereabouts | None = None,
     ) -> None:
         self._attention = attention or Attention(clock)
         self._store = store
@@ -58,7 +60,7 @@ class EdgeController:
         self._presences = presences
         self._pushes = pushes
         self._freezes = freezes or Freezes(store, clock)
-        self.standings = Standings(store, clock, presences)
+        self.standings = Standings(store, clock, presences, whereabouts)
         # A silent daemon is unhealthy for as long as its stream is open: there is no second stage.
         lasting = LivenessPolicy(stale_after_seconds=stale_seconds, dead_after_seconds=math.inf)
         self._watch = SilenceWatch(clock, lasting, self._attention)
@@ -95,7 +97,8 @@ class EdgeController:
         self._watch.forget(live.node_id)
         if self._leaving.get(live.node_id) is live:
             del self._leaving[live.node_id]
-        self.standings.note(live)
+        if not live.moved:
+            self.standings.note(live)
 
     def _revive(self, live: LiveDaemon) -> None:
         if self._watch.heard(live.node_id) and live.silent:
@@ -112,7 +115,10 @@ class EdgeController:
             return
         if not live.session.is_open:
             return
+        refused = live.config_refused
         self._pushes.look(live, node)
+        if refused and not live.config_refused and self.standings.is_shared:
+            self.standings.note(live)  # a rollout on another server waits for another answer
         if live.held:
             self._held[live.node_id] = live
         else:

@@ -60,6 +60,8 @@ class Pushes:
         if node.spec.desired is Desired.SHUTDOWN:
             self._shut_down(live, node.spec)
             return
+        if node.spec.config_again_at_ns > live.config_refused_ns:
+            self.configure_again(live)
         self._configure(live)
         if node.spec.desired is Desired.DRAINING and not live.draining:
             live.draining = self._presences.put(live, wire.drain().SerializeToString())

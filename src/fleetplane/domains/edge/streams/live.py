@@ -104,6 +104,8 @@ class LiveDaemon(Live[bytes, ToolFlight]):
             last_heartbeat_at_ns=self.heard_ns,
             config_version=self.config_version,
             config_refused=self.config_refused,
+            config_refused_version=self.config_pushed if self.config_refused else "",
+            config_refused_at_ns=self.config_refused_ns if self.config_refused else 0,
             hello_ms=self.seal.hello_ms,
             silent=self.silent,
         )

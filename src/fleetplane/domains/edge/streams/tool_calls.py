@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from fleetplane.domains.edge.kinds import Dialect
+from fleetplane.domains.edge.nodes.registry import found_node
 from fleetplane.domains.edge.streams.call_encoding import (
     ANSWER_GRACE_SECONDS,
     CHANNEL,
@@ -38,6 +39,7 @@ from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Command, CommandLimits, Commands, State
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
+from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import NS
 
@@ -92,7 +94,9 @@ class Dispatcher:
         sealer: Sealer,
         policy: DispatchPolicy,
         limits: CommandLimits | None = None,
+        whereabouts: Whereabouts | None = None,
     ) -> None:
+        self._store = store
         self._clock = clock
         self._presences = presences
         self._sealer = sealer
@@ -105,7 +109,13 @@ class Dispatcher:
             presences, self, clock, channel=CHANNEL
         )
         self.ledger = Commands(
-            store, clock, channel=CHANNEL, courier=self.courier, limits=limits, stops=self.stops
+            store,
+            clock,
+            channel=CHANNEL,
+            courier=self.courier,
+            limits=limits,
+            stops=self.stops,
+            whereabouts=whereabouts,
         )
         self.ignored = 0
         """Messages about commands that the daemon does not have any more."""
@@ -137,7 +147,15 @@ class Dispatcher:
 
     def stops(self, target: str) -> bool:
         """Whether a daemon can stop a running command; the first generation reads the request too late."""
-        return self._presences.dialect(target) is not Dialect.LEGACY
+        return self._dialect(target) is not Dialect.LEGACY
+
+    def _dialect(self, node_id: str) -> Dialect | None:
+        """By its stream, if that is here, else by what is written down of the last one."""
+        here = self._presences.dialect(node_id)
+        if here is not None or not self._store.shared:
+            return here
+        node = found_node(self._store, node_id)
+        return node.status.dialect if node is not None and node.status is not None else None
 
     def takes_work(self, live: LiveDaemon) -> bool:
         return live.takes_work
@@ -186,10 +204,14 @@ class Dispatcher:
         """Send what waits."""
         await self.ledger.room(live.node_id)
 
-    async def lost(self, node_id: str, dialect: Dialect) -> None:
+    async def lost(self, node_id: str, dialect: Dialect, *, session: int | None = None) -> None:
         """Daemons in the field would do twice what they are sent twice, so they are not."""
         recognises = dialect is not Dialect.LEGACY
-        await self.ledger.lost(node_id, detail=DISCONNECTED, recognises=recognises)
+        await self.ledger.lost(node_id, session=session, detail=DISCONNECTED, recognises=recognises)
+
+    async def ended_elsewhere(self, node_id: str, session: int) -> None:
+        """The server that had this session of a daemon is gone."""
+        await self.lost(node_id, self._dialect(node_id) or Dialect.DOCUMENTED, session=session)
 
     # What daemons say.
 

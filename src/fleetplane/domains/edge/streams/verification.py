@@ -16,7 +16,7 @@ that of `envelope` does not say what it was signed for, and is refused; a policy
 it on streams that began so, if it names the stream and comes for the first time.
 
 A hello opens one stream, once: those of this process are remembered, and of those before it the record
-has the time of the last.
+has the time of the last. Where several servers share a database, the daemon's presence has it for all.
 
 An event is looked at ten thousand times in half a minute, so what cannot have changed since the
 last one of its stream is not worked out again: the token's claims, the key. Whether the token was
@@ -294,6 +294,11 @@ class Verifier:
         if payload in self._hellos:
             raise refusal(Cause.REPLAYED)
         self._hellos[payload] = (seal.hello_ms or NEVER_MS) + self._skew_ms
+
+    def replayed(self) -> FleetplaneError:
+        """The refusal of a hello that another server has accepted, or a later one."""
+        self.refused[Cause.REPLAYED] += 1
+        return refusal(Cause.REPLAYED)
 
     # All others.
 
