@@ -70,6 +70,8 @@ class Cluster:
     active: Node
     one: Node
     other: Node
+    owner: str
+    """A token for what concerns all tenants."""
     balancer: RoughNetwork
     """Where daemons dial; leads to one server at a time."""
 
@@ -105,7 +107,8 @@ async def cluster(folder: Path, postgres: PostgresServer) -> AsyncIterator[Clust
         active = await asyncio.to_thread(opened.__enter__)
         stack.push_async_callback(asyncio.to_thread, opened.__exit__, None, None, None)
         tenant = a_tenant()
-        bearer = Site(server=active, data_dir=folder / "a").token(tenant=tenant)
+        site = Site(server=active, data_dir=folder / "a")
+        bearer, owner = site.token(tenant=tenant), site.token()
 
         async def rest(web: str) -> Rest:
             http = httpx.AsyncClient(
@@ -129,6 +132,7 @@ async def cluster(folder: Path, postgres: PostgresServer) -> AsyncIterator[Clust
             ),
             one=nodes[0],
             other=nodes[1],
+            owner=owner,
             balancer=balancer,
         )
 
@@ -154,6 +158,8 @@ async def test_daemons_are_served_by_any_of_three_servers(tmp_path: Path, postgr
             await here.connected(node_id)
             await _runs_reach_it_from_everywhere(here, node_id)
             await _configuration_reaches_it(here, node_id)
+            await _a_heartbeat_is_heard_by_all(here, node_id)
+            await _a_worker_is_heard_by_all(here)
             await _a_daemon_moves(here)
             await _revoked_on_another_server(here)
             await _a_server_dies(here, node_id)
@@ -203,6 +209,44 @@ async def _configuration_reaches_it(here: Cluster, node_id: str) -> None:
             return bool((await node.rest.host(node_id))["config_version"] == version)
 
         await until(acknowledged)
+
+
+async def _a_heartbeat_is_heard_by_all(here: Cluster, node_id: str) -> None:
+    now = (await here.one.rest.host(node_id))["last_heartbeat_at"]
+    for node in here.all:
+
+        async def later(node: Node = node) -> bool:
+            return bool((await node.rest.host(node_id))["last_heartbeat_at"] > now)
+
+        await until(later)
+
+
+async def _a_worker_is_heard_by_all(here: Cluster) -> None:
+    """It joins at one server, reports to another, and a third one routes to it."""
+    worker = Machine(here.one.stub, role=pb.NODE_ROLE_WORKER, clock=SystemClock())
+    owner = {"authorization": f"Bearer {here.owner}"}
+    asked = {"node_id": worker.node_id, "tenants": ["*"]}
+    made = await here.other.rest.post("/worker-tokens", asked, headers=owner)
+    await worker.join(enrolment_token=made["token"])
+    inner = pb.RegisterNodeInner(node_id=worker.node_id, grpc_address="127.0.0.1:1")
+    register = pb.RegisterNodeRequest(envelope=worker.sealed(inner))
+    await here.other.stub.RegisterNode(register, timeout=SECONDS)
+    shown = (await here.other.rest.get("/workers", headers=owner))["items"]
+    (registered_at,) = [one["last_heartbeat_at"] for one in shown]
+    stub, beat = here.one.stub, pb.NodeHeartbeatInner(node_id=worker.node_id, status=pb.NODE_STATUS_ACTIVE)
+    for node in here.all:
+
+        async def heard(node: Node = node) -> bool:
+            await stub.Heartbeat(pb.NodeHeartbeatRequest(envelope=worker.sealed(beat)), timeout=SECONDS)
+            (one,) = (await node.rest.get("/workers", headers=owner))["items"]
+            assert one["status"] == "active"
+            return bool(one["last_heartbeat_at"] > registered_at)
+
+        await until(heard)
+    wanted = pb.RouteExecutionInner(execution_id="one")
+    route = pb.RouteExecutionRequest(envelope=worker.sealed(wanted))
+    answer = await here.active.stub.RouteExecution(route, timeout=SECONDS)
+    assert answer.target_node_id == worker.node_id
 
 
 async def _a_daemon_moves(here: Cluster) -> None:

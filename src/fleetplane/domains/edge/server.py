@@ -166,7 +166,7 @@ class EdgeDomain:
             workers=identity.workers,
             worker_admission=identity.worker_admission,
             relay=self._relay,
-            heard_at_ns=presences.last_heartbeat_at_ns,
+            heard_at_ns=self.streams.heard_at_ns,
             shipped_shapes=options.shipped_shapes,
             deadline_seconds=options.deadline_seconds,
             version=options.version,
@@ -237,6 +237,7 @@ class EdgeDomain:
     async def run(self) -> None:
         async with self._relayed(), asyncio.TaskGroup() as tasks:
             tasks.create_task(self.streams.run(), name="edge/streams")
+            tasks.create_task(self.identity.workers.heard.run_here(), name="edge/workers")
             tasks.create_task(self.runs.run(), name="edge/runs")
             tasks.create_task(self.rest.run(), name="edge/rest")
             tasks.create_task(self._sweep(), name="edge/sweep")
@@ -247,6 +248,7 @@ class EdgeDomain:
         """On a server that stands by: streams and what is sent on them; sweeps and deadlines are not its."""
         async with self._relayed(), asyncio.TaskGroup() as tasks:
             tasks.create_task(self.streams.run_here(), name="edge/streams")
+            tasks.create_task(self.identity.workers.heard.run_here(), name="edge/workers")
             tasks.create_task(self.runs.run_here(), name="edge/runs")
 
     @asynccontextmanager

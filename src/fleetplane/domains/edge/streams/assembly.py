@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fleetplane.domains.edge.identity.server_key import ServerKey
 from fleetplane.domains.edge.identity.tokens import NodeTokens
 from fleetplane.domains.edge.nodes.config_layers import ConfigLayers
+from fleetplane.domains.edge.nodes.last_heard import LastHeard
 from fleetplane.domains.edge.streams.call_encoding import CHANNEL
 from fleetplane.domains.edge.streams.connect_edge import EdgeStreams
 from fleetplane.domains.edge.streams.controller import EdgeController
@@ -67,6 +68,7 @@ class StreamSide:
             limits=limits,
             whereabouts=self.whereabouts,
         )
+        self.last_heard = LastHeard(store, clock, channel=CHANNEL)
         freezes = Freezes(store, clock)
         self.pushes = Pushes(self.presences, layers, clock, freezes)
         self.controller = EdgeController(
@@ -78,6 +80,7 @@ class StreamSide:
             attention=attention,
             freezes=freezes,
             whereabouts=self.whereabouts,
+            last_heard=self.last_heard,
         )
         self.streams = EdgeStreams(
             verifier=self.verifier,
@@ -99,6 +102,11 @@ class StreamSide:
         if self.whereabouts.shared:
             return self.whereabouts.is_anywhere(node_id)
         return self.presences.is_connected(node_id)
+
+    def heard_at_ns(self, node_id: str) -> int | None:
+        """When a daemon was last heard, by any server; None for what its record knows as well."""
+        here = self.presences.last_heartbeat_at_ns(node_id)
+        return here if here is not None else self.last_heard.at_ns(node_id)
 
     async def prepare(self) -> None:
         """Mark all daemons as disconnected, and end commands that an earlier process had sent.
@@ -131,6 +139,7 @@ class StreamSide:
         places = self.dispatcher.courier.run(self.dispatcher.ledger, self._attention)
         tasks.create_task(places, name="edge/places")
         tasks.create_task(self.whereabouts.run_here(), name="edge/whereabouts")
+        tasks.create_task(self.last_heard.run_here(), name="edge/last-heard")
 
     async def _ended(self, node_id: str, session: int) -> None:
         """The server that had this session is gone, and the daemon came to no other in time."""

@@ -15,6 +15,7 @@ import structlog
 
 from fleetplane.domains.edge.kinds import EDGE_NODE, tenant_of, tenant_scope
 from fleetplane.domains.edge.nodes.config_layers import CONFIG_LAYER
+from fleetplane.domains.edge.nodes.last_heard import LastHeard
 from fleetplane.domains.edge.nodes.standings import Standings
 from fleetplane.domains.edge.streams.instructions import Pushes
 from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon
@@ -53,7 +54,9 @@ class EdgeController:
         attention: Attention | None = None,
         freezes: Freezes | None = None,
         whereabouts: Whereabouts | None = None,
+        last_heard: LastHeard | None = None,
     ) -> None:
+        self._last_heard = last_heard
         self._attention = attention or Attention(clock)
         self._store = store
         self._clock = clock
@@ -76,6 +79,8 @@ class EdgeController:
 
     def arrived(self, live: LiveDaemon) -> None:
         self._revive(live)
+        if self._last_heard is not None:
+            self._last_heard.note(live.node_id)
         self.standings.note(live)
         self.look(live)
 
@@ -83,6 +88,8 @@ class EdgeController:
         """Record a verified message of a daemon: any message is a sign of life."""
         live.heard_ns = self._clock.now_ns()
         self._revive(live)
+        if heartbeat and self._last_heard is not None:
+            self._last_heard.note(live.node_id)
         if heartbeat and live.unsaved:
             live.unsaved = False
             self.standings.note(live)

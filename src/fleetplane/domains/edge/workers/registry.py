@@ -4,7 +4,7 @@ A call of theirs is an envelope around a serialized inner message: the token mus
 and the signature by the key that the token is bound to, over the message and what it is for: this method
 of this server, about now, once. What the inner message says about its sender must agree with that, and a
 worker acts for its tenants and no others. Heartbeats stay in memory; the record changes when a worker's
-state does.
+state does. Where several servers share a database, a worker is silent only if none of them heard it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from fleetplane.domains.edge.kinds import (
     WorkerStatus,
     worker_scope,
 )
+from fleetplane.domains.edge.nodes.last_heard import LastHeard
 from fleetplane.domains.edge.wire import envelope
 from fleetplane.domains.edge.workers.rules import RUNS_EXECUTIONS, Report, preferred, state_of, suffices
 from fleetplane.fleet.freeze import Freezes
@@ -51,6 +52,9 @@ CALLS_LIMIT = 65_536
 CALLS = "edge-worker-call"
 """The purpose of claims on calls that change something."""
 ACTOR = "system/edge"
+HEARD = "edge-workers"
+SAME_NS = 1_000_000_000
+"""Two moments this close are of one heartbeat: the database's clock is known to some milliseconds."""
 LEADS = frozenset({WorkerRole.CONTROLLER, WorkerRole.HYBRID})
 
 CLUSTER_ID = str(uuid.uuid5(uuid.NAMESPACE_DNS, "aegis-cluster"))
@@ -73,7 +77,8 @@ class Workers:
         self._tokens = tokens
         self._policy = policy
         self._reports: dict[str, Report] = {}
-        """By node; only of workers that are registered."""
+        """By node, as they came to this server; only of workers that are registered."""
+        self.heard = LastHeard(store, clock, channel=HEARD)
         self.attention: Attention | None = None
         """Whether this server was listening, where somebody looks after that."""
         self._turn = 0
@@ -172,6 +177,7 @@ class Workers:
     ) -> Worker:
         now_ns = self._clock.now_ns()
         self._reports[worker.name] = Report(at_ns=now_ns, state=WorkerState.ACTIVE)
+        self.heard.note(worker.name)
 
         def change(spec: WorkerSpec) -> dict[str, object]:
             return {
@@ -189,6 +195,7 @@ class Workers:
     async def heartbeat(self, worker: Worker, report: Report) -> bool:
         """Record a worker's report; returns whether the worker has to drain."""
         self._reports[worker.name] = report
+        self.heard.note(worker.name)
         state = self.state(worker)
         if worker.status is None or worker.status.state is not state:
             await self._note(worker, state)
@@ -268,11 +275,18 @@ class Workers:
         return [one for one in self._store.list(WORKER) if one.spec.registered_at_ns is not None]
 
     def report(self, worker: Worker) -> Report | None:
-        """Its last heartbeat; after a restart of the server, what is written down of it."""
-        heard = self._reports.get(worker.name)
-        if heard is None and worker.status is not None and worker.status.last_heartbeat_at_ns is not None:
-            return Report(at_ns=worker.status.last_heartbeat_at_ns, state=worker.status.state)
-        return heard
+        """Its last heartbeat; after a restart of the server, what is written down of it.
+
+        Of one that another server heard later, its time and the state that was written down then.
+        """
+        here, status = self._reports.get(worker.name), worker.status
+        if status is None:
+            return here
+        elsewhere_ns = self.heard.at_ns(worker.name) or 0
+        if here is not None and elsewhere_ns <= here.at_ns + SAME_NS:
+            return here
+        at_ns = max(elsewhere_ns, status.last_heartbeat_at_ns or 0)
+        return Report(at_ns=at_ns, state=status.state) if at_ns else here
 
     def state(self, worker: Worker) -> WorkerState:
         """In which it is now; time in which this server heard nobody is not counted as its silence."""
@@ -281,6 +295,8 @@ class Workers:
         if report is not None and self.attention is not None and worker.name in self._reports:
             counts_from_ns = self.attention.term(stale_seconds).fair_ns(report.at_ns, now_ns=now_ns)
             report = msgspec.structs.replace(report, at_ns=counts_from_ns)
+        if report is not None and not self.heard.is_settled(stale_seconds):
+            report = msgspec.structs.replace(report, at_ns=now_ns)  # others may have heard it
         return state_of(worker, report, now_ns=now_ns, stale_seconds=stale_seconds)
 
     # Executions.
