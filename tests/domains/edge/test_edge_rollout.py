@@ -19,6 +19,8 @@ from fleetplane.domains.edge.agent.config.layers import Configuration
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
 from fleetplane.domains.edge.nodes.config_layers import Place, layer_spec, put_layer, version_of
 from fleetplane.domains.edge.rollout import LayerConfiguration
+from fleetplane.domains.edge.streams.live import DaemonPresences
+from fleetplane.domains.edge.streams.sealing import Sealer
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.records import ROLLOUT_POLICY, PolicySpec, Rollout, records_of, status_of
 from fleetplane.fleet.rollouts.rollouts import Rollouts, Start, Verb
@@ -95,14 +97,19 @@ class Site:
 
 
 @asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[Site]:
-    """Three daemons that have {"level": 1}; the second is tagged as canary."""
-    async with streams_rig(folder) as rig, asyncio.TaskGroup() as tasks:
+async def opened(folder: Path, *, elsewhere: bool = False) -> AsyncIterator[Site]:
+    """Three daemons that have {"level": 1}; the second is tagged as canary.
+
+    `elsewhere`: rollouts are driven by a server that has none of the daemons.
+    """
+    async with streams_rig(folder, shared=elsewhere) as rig, asyncio.TaskGroup() as tasks:
         side = rig.side
+        nobody = DaemonPresences(Sealer(rig.key, rig.tokens, rig.clock))
         subject = LayerConfiguration(
             rig.store,
             rig.layers,
-            presences=side.presences,
+            presences=nobody if elsewhere else side.presences,
+            whereabouts=side.whereabouts,
             pushes=side.pushes,
             controller=side.controller,
             ledger=side.dispatcher.ledger,
@@ -128,8 +135,11 @@ async def opened(folder: Path) -> AsyncIterator[Site]:
             daemon.leave()
 
 
-async def test_a_policy_brings_layers_to_the_canary_first_and_then_to_the_rest(tmp_path: Path) -> None:
-    async with opened(tmp_path) as site:
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
+async def test_a_policy_brings_layers_to_the_canary_first_and_then_to_the_rest(
+    tmp_path: Path, elsewhere: bool
+) -> None:
+    async with opened(tmp_path, elsewhere=elsewhere) as site:
         first, canary, last = site.daemons
         await site.rollouts.set_policy("edge.config", SCOPE, PolicySpec(policy=CANARY), actor=BOSS)
         approved = Policy(waves=CANARY.waves, soak_seconds=0.0, approvals=(2,))
@@ -156,8 +166,11 @@ async def test_a_policy_brings_layers_to_the_canary_first_and_then_to_the_rest(t
         assert site.has(last) == {"level": 1, "mine": 1}
 
 
-async def test_a_configuration_that_the_canary_refuses_reaches_nobody_else(tmp_path: Path) -> None:
-    async with opened(tmp_path) as site:
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
+async def test_a_configuration_that_the_canary_refuses_reaches_nobody_else(
+    tmp_path: Path, elsewhere: bool
+) -> None:
+    async with opened(tmp_path, elsewhere=elsewhere) as site:
         first, canary, last = site.daemons
         site.refuses.add(2)
         await site.rollouts.set_policy("edge.config", "", PolicySpec(policy=CANARY), actor=BOSS)

@@ -27,6 +27,7 @@ from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.revocation import REVOCATION
+from fleetplane.kernel.presence import PRESENCE
 from fleetplane.kernel.reconcile import LEASE
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Draft, Store, StoreSettings
@@ -43,6 +44,7 @@ STORED: list[AnyKind] = [
     FREEZE,
     REVOCATION,
     LEASE,
+    PRESENCE,
 ]
 
 

@@ -246,10 +246,15 @@ async def streams_rig(
     options: StreamOptions | None = None,
     attention: Attention | None = None,
     runs: bool = True,
+    shared: bool = False,
 ) -> AsyncIterator[Rig]:
-    """Without `runs` the listener is open and the controllers are for the test to run, as a server starts."""
+    """Without `runs` the listener is open and the controllers are for the test to run, as a server starts.
+
+    `shared`: as on one of several servers on one database, but for what is written beside the log.
+    """
     clock = clock or SystemClock()
     async with opened_tokens(folder, clock) as (store, tokens, key):
+        store.shared = shared
         revocations = Revocations(store, clock)
         layers = ConfigLayers(store)
         side = StreamSide(
@@ -262,11 +267,13 @@ async def streams_rig(
             options=options,
             attention=attention,
         )
+        side.last_heard._heard = None
         await side.prepare()
         app = _app(side, clock)
         spec = ListenerSpec(name=LISTENER, addresses=("127.0.0.1:0",), app=app)
         async with open_listener(spec, grace_seconds=2) as listener, asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(side.run()) if runs else None
+            work = side.run_here if shared else side.run
+            running = tasks.create_task(work()) if runs else None
             async with AsyncExitStack() as channels:
                 yield Rig(
                     store=store,
