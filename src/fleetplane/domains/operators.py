@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -21,6 +22,7 @@ from fleetplane.fleet.people.own_accounts import OwnAccounts
 from fleetplane.fleet.people.rest.parts import PeopleGate, PeopleParts
 from fleetplane.fleet.people.rest.table import people_table
 from fleetplane.fleet.people.rights import Rights
+from fleetplane.fleet.people.shared_failures import LOGIN_FAILURES
 from fleetplane.fleet.people.token_sessions import TokenSessions
 from fleetplane.fleet.people.tokens_service import OperatorsService
 from fleetplane.fleet.resources import scopes
@@ -29,7 +31,7 @@ from fleetplane.gen.fleetplane.admin.v1 import operators_pb2
 from fleetplane.kernel.access import Grant, Permission, Role
 from fleetplane.kernel.errors import InvalidArgument, SettingsError
 from fleetplane.kernel.identity.bindings import Bindings, BindingSpec
-from fleetplane.rpc import Authentication, Authenticator, service_rows
+from fleetplane.rpc import Authentication, Authenticator, Needs, service_rows
 from fleetplane.sections.openid import OpenIDSettings
 from fleetplane.web.apis import problems
 from fleetplane.web.ops import Mount
@@ -49,10 +51,15 @@ ERRORS = FamilyErrors(
 )
 BLUEPRINT = Blueprint(
     name="operators",
-    kinds=(*own_accounts.KINDS, *token_sessions.KINDS, DEVICE_GRANT, USED_SIGN_IN),
+    kinds=(*own_accounts.KINDS, *token_sessions.KINDS, DEVICE_GRANT, USED_SIGN_IN, LOGIN_FAILURES),
     methods=tuple(
         service_rows(
-            _SERVICE, MANAGE, listener=LISTENER, authentication=Authentication.LOCAL, reads=("ListTokens",)
+            _SERVICE,
+            MANAGE,
+            listener=LISTENER,
+            authentication=Authentication.LOCAL,
+            reads=("ListTokens", "GetRevocationUptake"),
+            needs=Needs.WRITES,
         )
     ),
     grants={Role("local"): (Grant(permission=MANAGE),), **rights.GRANTS},
@@ -180,6 +187,13 @@ class OperatorsDomain:
     async def prepare(self) -> None:
         await self.prepare_reading()
         await self._family.prepare()
+
+    async def prepare_here(self) -> None:
+        """Nothing beside `prepare_reading`: people sign in and manage tokens at every server."""
+
+    async def run_here(self) -> None:
+        """Nothing: the active server sweeps."""
+        await asyncio.Event().wait()
 
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         self._service.web_addresses = tuple(addresses.get("web", ()))

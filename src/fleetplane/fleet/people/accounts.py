@@ -382,7 +382,7 @@ class Accounts(Generic[S, T]):
         key = ACCOUNT.key(SCOPE, account.name)
         await self._store.transact(change, actor=actor, action=action, touches=[key])
         self._linked.pardon(account.name)
-        self._throttle.pardon(name)
+        await self._throttle.pardon(name)
         await self._linked.close(account, besides=self._rules.family, actor=actor)
         await self._close_logins(name, but=but, actor=actor, action=action)
 

@@ -23,6 +23,7 @@ from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.operators import bearer_of
 from fleetplane.kernel.resources import Nothing
 from fleetplane.kernel.store import Store
+from fleetplane.rpc import Needs
 from fleetplane.web.rest import console
 from fleetplane.web.rest.routes import Answer, Call, Route
 
@@ -76,6 +77,7 @@ class ConsoleSessions:
             method="POST",
             path="/console",
             handler=self.open,
+            needs=Needs.WRITES,
             tag=_TAG,
             public=True,
             summary="Log in with a browser: the session is a cookie that no script can read",
@@ -86,6 +88,7 @@ class ConsoleSessions:
             method="POST",
             path="/console/token",
             handler=self.trade,
+            needs=Needs.WRITES,
             tag=_TAG,
             public=True,  # the token is looked at by the handler, and is no session's
             summary="Trade the bearer token of this request for a session",
@@ -95,6 +98,7 @@ class ConsoleSessions:
             method="POST",
             path="/console/link",
             handler=self.redeem,
+            needs=Needs.WRITES,
             tag=_TAG,
             public=True,
             summary="Open the session of a link, which is good once",
@@ -105,6 +109,7 @@ class ConsoleSessions:
             method="GET",
             path="/console",
             handler=self.show,
+            needs=Needs.STORE,
             tag=_TAG,
             summary="Tell whose session it is, and the CSRF token that changes need",
             answer=shapes.ConsoleSession,
@@ -113,6 +118,7 @@ class ConsoleSessions:
             method="DELETE",
             path="/console",
             handler=self.close,
+            needs=Needs.WRITES,
             tag=_TAG,
             summary="End the session",
             status=204,

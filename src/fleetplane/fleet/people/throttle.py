@@ -3,7 +3,8 @@
 An address that guesses has to wait; the owner of the account, who logs in from another address, does
 not. The limit for an account as a whole is reached only by many addresses, and then slows only addresses
 that never logged in to it. An address from which an account was logged in to is known for 90 days: from
-there the right password is accepted, whatever happens elsewhere.
+there the right password is accepted, whatever happens elsewhere. Each server counts what comes to it; where
+several share a database, failures count together besides (`shared_failures.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
+from fleetplane.fleet.people.shared_failures import SharedFailures
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import ResourceExhausted
 from fleetplane.kernel.identity import MasterKey
@@ -117,6 +119,16 @@ class LoginThrottle:
         self._clock = clock
         self._namespace = namespace
         self._guesses = Guesses(limits)
+        self._shared = (
+            SharedFailures(
+                store,
+                namespace=namespace,
+                failures=limits.failures,
+                everywhere=limits.failures_everywhere,
+            )
+            if store.shared
+            else None
+        )
 
     def __repr__(self) -> str:
         return f"<LoginThrottle {self._namespace}>"
@@ -128,6 +140,8 @@ class LoginThrottle:
         account = _account(user) if user is not None else f"login/{login}"
         attempt = Attempt(account=account, network=network, known=network in known)
         wait = self._guesses.wait_seconds(attempt, now=self._clock.now_ns() / 1e9)
+        if not wait and not attempt.known and self._shared is not None:
+            wait = await self._shared.begin(account, network)
         if wait:
             raise ResourceExhausted(
                 "too many attempts to log in", retry_after_seconds=wait, details={"cause": "locked"}
@@ -143,6 +157,8 @@ class LoginThrottle:
     async def succeeded(self, attempt: Attempt, user: str) -> None:
         """Take the attempt off the failures, and remember the address as known."""
         self._guesses.succeeded(attempt)
+        if not attempt.known and self._shared is not None:
+            await self._shared.succeeded(attempt.account, attempt.network)
         now = self._clock.now_ns() // 1_000_000_000
         known = await self._known(user)
         if now - known.get(attempt.network, 0) < REFRESH_SECONDS:
@@ -152,9 +168,11 @@ class LoginThrottle:
         sealed = self._master.seal(msgspec.msgpack.encode(dict(newest)), purpose=name)
         await self._store.put_secret(name, sealed, actor=ACTOR)
 
-    def pardon(self, user: str) -> None:
+    async def pardon(self, user: str) -> None:
         """Forget the failures of a user whose password was replaced."""
         self._guesses.pardon(_account(user))
+        if self._shared is not None:
+            await self._shared.pardon(_account(user))
 
     async def forget(self, user: str) -> None:
         """Delete the known addresses of a user that was deleted."""

@@ -136,10 +136,14 @@ class Tokens:
     ) -> str:
         """A new token. This is the only time it can be read; `prefix` tells scanners whose it is."""
         minted = self.mint(name, roles=roles, scope=scope, prefix=prefix, life_seconds=life_seconds)
-        await finish(self._keep(minted, actor=actor))
+        await self.write(minted, actor=actor)
         return minted.token
 
-    async def _keep(self, minted: Minted, *, actor: str) -> None:
+    async def write(self, minted: Minted, *, actor: str) -> None:
+        """Write a token that was minted, and let it in."""
+        await finish(self._write(minted, actor=actor))
+
+    async def _write(self, minted: Minted, *, actor: str) -> None:
         await self._store.transact(
             lambda draft: self.put(draft, minted), actor=actor, action="secret.put", touches=()
         )

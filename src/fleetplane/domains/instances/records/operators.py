@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fleetplane.domains.instances import credentials
 from fleetplane.domains.instances.credentials import PublicKey
 from fleetplane.domains.instances.kinds import (
@@ -13,7 +15,8 @@ from fleetplane.domains.instances.kinds import (
 )
 from fleetplane.kernel.errors import ResourceExhausted
 from fleetplane.kernel.identity import Issued
-from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.resources import Key
+from fleetplane.kernel.store import Draft, Store, transact_found
 
 NONCES_LIMIT = 1000
 """Nonces of one tenant that are good at once; each is for one operator."""
@@ -52,9 +55,12 @@ async def record_nonce(store: Store, tenant: str, nonce_id: str, *, life_seconds
     """Write down that a nonce is handed out, before it is; those that have run out are forgotten."""
     scope = tenant_scope(tenant)
 
-    def change(draft: Draft) -> None:
-        known = draft.list(NONCE, scope)
-        over = [found.name for found in known if found.spec.expires_at_ns <= draft.now_ns]
+    def every(reader: Store | Draft) -> Sequence[Key]:
+        return [found.key for found in reader.list(NONCE, scope)]
+
+    def change(draft: Draft, known: Sequence[Key]) -> None:
+        found = draft.list(NONCE, scope)
+        over = [one.name for one in found if one.spec.expires_at_ns <= draft.now_ns]
         if len(known) - len(over) >= NONCES_LIMIT:
             raise ResourceExhausted(f"{NONCES_LIMIT} nonces of tenant {tenant!r} have not run out yet")
         for name in over:
@@ -66,10 +72,11 @@ async def record_nonce(store: Store, tenant: str, nonce_id: str, *, life_seconds
         )
         draft.put(NONCE, scope, nonce_id, spec=spec)
 
-    touched = [nonce_id, *(found.name for found in store.list(NONCE, scope))]
-    await store.transact(
+    await transact_found(
+        store,
+        every,
         change,
         actor=actor,
         action="instances.create_nonce",
-        touches=[NONCE.key(scope, name) for name in touched],
+        touches=[NONCE.key(scope, nonce_id)],
     )

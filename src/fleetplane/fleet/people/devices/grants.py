@@ -4,7 +4,8 @@ A program asks, and shows its user a short code; whoever is signed in at the con
 asks, and approves or refuses; the program asks in the meantime whether it may go on. A grant is known by two
 codes: the device's, 256 random bits of which only the hash is kept, and the user's, short enough to be typed.
 It ends after ten minutes, is approved once and redeemed once. What is on its way is in the store, so that a
-server that was started again, or another one, goes on with it; how often a program asks is counted in memory.
+server that was started again, or another one, goes on with it; how often a program asks is counted by each
+server in memory.
 
 Room for a newcomer is made by those who have most of it (`making_room`): whoever floods us loses their own.
 """
@@ -24,8 +25,8 @@ from fleetplane.fleet.people.account_kind import SCOPE
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound, ResourceExhausted
 from fleetplane.kernel.networks import network_of, wider_network_of
-from fleetplane.kernel.resources import Kind, Nothing, Resource
-from fleetplane.kernel.store import ABSENT, Draft, Store
+from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
+from fleetplane.kernel.store import ABSENT, Draft, Store, transact_found
 from fleetplane.kernel.values.times import NS
 from fleetplane.web.rest.rate import RateLimit
 
@@ -151,16 +152,22 @@ class DeviceGrants:
             raise ResourceExhausted(
                 "too many logins were begun from this network", retry_after_seconds=allowance.reset_seconds
             )
-        over, present = self._parted()
-        going = [*over, *making_room(present, address)]
         code = base64.urlsafe_b64encode(self._clock.token_bytes(DEVICE_CODE_BYTES)).rstrip(b"=").decode()
         name, user_code = _digest(code), self._new_user_code()
 
-        def change(draft: Draft) -> None:
-            for one in going:
-                current = draft.get(DEVICE_GRANT, SCOPE, one.name)
-                if current is not None and (one in over or not current.spec.is_decided):
-                    _end(draft, current)
+        def every(reader: Store | Draft) -> Sequence[Key]:
+            return [one.key for one in reader.list(DEVICE_GRANT, SCOPE)]
+
+        def going(reader: Store | Draft) -> Sequence[Key]:
+            now_ns = reader.now_ns if isinstance(reader, Draft) else self._clock.now_ns()
+            over, present = _parted(reader, now_ns)
+            return [one.key for one in (*over, *making_room(present, address))]
+
+        def change(draft: Draft, going: Sequence[Key]) -> None:
+            for key in going:
+                current = draft.get(DEVICE_GRANT, SCOPE, key.name)
+                assert current is not None, "it was found in the same draft"
+                _end(draft, current)
             spec = DeviceGrantSpec(
                 user_code=user_code,
                 client=client[:CLIENT_LIMIT],
@@ -171,15 +178,22 @@ class DeviceGrants:
             draft.claim(DEVICE_GRANT, SCOPE, _CODE, user_code, name)
             draft.put(DEVICE_GRANT, SCOPE, name, spec=spec, expect=ABSENT)
 
-        touches = [DEVICE_GRANT.key(SCOPE, one) for one in (name, *(one.name for one in going))]
-        await self._store.transact(change, actor=ACTOR, action="people.device_begin", touches=touches)
+        await transact_found(
+            self._store,
+            going,
+            change,
+            actor=ACTOR,
+            action="people.device_begin",
+            touches=[DEVICE_GRANT.key(SCOPE, name)],
+            among=every,
+        )
         return Asked(device_code=code, user_code=user_code)
 
     def pending(self, user_code: str) -> DeviceGrant:
         """The grant that a user was shown, while nobody has decided about it; raises `NotFound`."""
         name = self._store.claimed_by(DEVICE_GRANT, SCOPE, _CODE, normalised(user_code))
         found = self._store.get(DEVICE_GRANT, SCOPE, name) if name is not None else None
-        if found is None or not self._is_open(found):
+        if found is None or not _is_open(found, self._clock.now_ns()):
             raise _unknown()
         return found
 
@@ -189,7 +203,7 @@ class DeviceGrants:
 
         def change(draft: Draft) -> None:
             current = draft.get(DEVICE_GRANT, SCOPE, found.name)
-            if current is None or not self._is_open(current):
+            if current is None or not _is_open(current, draft.now_ns):
                 raise _unknown()
             decided = msgspec.structs.replace(
                 current.spec,
@@ -208,7 +222,7 @@ class DeviceGrants:
         """How far a grant is. One that is approved, denied or over is not known afterwards."""
         name = _digest(device_code)
         found = self._store.get(DEVICE_GRANT, SCOPE, name)
-        if found is None or self._is_over(found):
+        if found is None or _is_over(found, self._clock.now_ns()):
             self._paces.pop(name, None)
             return Polled(step=Step.EXPIRED)
         pace, is_early = self._paced(name)
@@ -226,7 +240,7 @@ class DeviceGrants:
 
     async def sweep(self) -> None:
         """Delete grants that are over."""
-        over, _ = self._parted()
+        over, _ = _parted(self._store, self._clock.now_ns())
         if not over:
             return
 
@@ -266,18 +280,6 @@ class DeviceGrants:
             self._paces.popitem(last=False)
         return pace, is_early
 
-    def _is_over(self, grant: DeviceGrant) -> bool:
-        return grant.spec.ends_at_ns <= self._clock.now_ns()
-
-    def _is_open(self, grant: DeviceGrant) -> bool:
-        return not grant.spec.is_decided and not self._is_over(grant)
-
-    def _parted(self) -> tuple[list[DeviceGrant], list[DeviceGrant]]:
-        """Those that are over, and those that are not."""
-        every = self._store.list(DEVICE_GRANT, SCOPE)
-        over = [one for one in every if self._is_over(one)]
-        return over, [one for one in every if not self._is_over(one)]
-
     def _new_user_code(self) -> str:
         claimed = self._store.claimed_by
         return next(code for code in self._codes() if claimed(DEVICE_GRANT, SCOPE, _CODE, code) is None)
@@ -288,6 +290,21 @@ class DeviceGrants:
             drawn = [one for one in self._clock.token_bytes(4 * USER_CODE_LENGTH) if one < 240]
             if len(drawn) >= USER_CODE_LENGTH:
                 yield "".join(ALPHABET[one % len(ALPHABET)] for one in drawn[:USER_CODE_LENGTH])
+
+
+def _is_over(grant: DeviceGrant, now_ns: int) -> bool:
+    return grant.spec.ends_at_ns <= now_ns
+
+
+def _is_open(grant: DeviceGrant, now_ns: int) -> bool:
+    return not grant.spec.is_decided and not _is_over(grant, now_ns)
+
+
+def _parted(reader: Store | Draft, now_ns: int) -> tuple[list[DeviceGrant], list[DeviceGrant]]:
+    """Those that are over, and those that are not."""
+    every = reader.list(DEVICE_GRANT, SCOPE)
+    over = [one for one in every if _is_over(one, now_ns)]
+    return over, [one for one in every if not _is_over(one, now_ns)]
 
 
 def _end(draft: Draft, grant: DeviceGrant) -> None:

@@ -33,6 +33,7 @@ from fleetplane.kernel.errors import NotFound, PermissionDenied, ResourceExhaust
 from fleetplane.kernel.identity.passwords import Failures
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.values.times import spelled
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.routes import Answer, Call, Route
 
 TAG = "Logging in"
@@ -53,6 +54,7 @@ class DeviceRoutes:
             method="POST",
             path="/device",
             handler=self.begin,
+            needs=Needs.WRITES,
             tag=TAG,
             public=True,
             summary="Ask for a login that somebody approves in a browser (as RFC 8628)",
@@ -63,6 +65,7 @@ class DeviceRoutes:
             method="POST",
             path="/device/token",
             handler=self.poll,
+            needs=Needs.WRITES,
             tag=TAG,
             public=True,
             summary="Ask whether the login was approved; answered with its tokens once",
@@ -73,6 +76,7 @@ class DeviceRoutes:
             method="GET",
             path="/device/{code}",
             handler=self.show,
+            needs=Needs.STORE,
             tag=TAG,
             permission=SELF,
             summary="Tell which program asks for a login with this code",
@@ -82,6 +86,7 @@ class DeviceRoutes:
             method="POST",
             path="/device/{code}",
             handler=self.decide,
+            needs=Needs.WRITES,
             tag=TAG,
             permission=SELF,
             summary="Approve a login with the caller's account, or refuse it",

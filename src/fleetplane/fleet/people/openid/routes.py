@@ -29,6 +29,7 @@ from fleetplane.kernel.errors import FailedPrecondition, NotFound, PermissionDen
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import NS
+from fleetplane.rpc import Needs
 from fleetplane.sections.openid import LOOPBACK, OpenIDSettings
 from fleetplane.web.rest import console
 from fleetplane.web.rest.routes import Answer, Call, Query, Route
@@ -78,6 +79,7 @@ class OpenIDRoutes:
             method="GET",
             path="/oidc",
             handler=self.show,
+            needs=Needs.STORE,
             tag=TAG,
             public=True,
             summary="Tell whether people sign in with an OpenID provider, and what it is called",
@@ -87,6 +89,7 @@ class OpenIDRoutes:
             method="GET",
             path="/oidc/login",
             handler=self.begin,
+            needs=Needs.STORE,
             tag=TAG,
             public=True,
             summary="Send the browser to the provider to sign in",
@@ -97,6 +100,7 @@ class OpenIDRoutes:
             method="GET",
             path="/oidc/callback",
             handler=self.finish,
+            needs=Needs.WRITES,
             tag=TAG,
             public=True,
             summary="Finish a sign-in: where the provider sends the browser back to",

@@ -42,6 +42,7 @@ class TokenRoutes:
             method="POST",
             path="/tokens",
             handler=self.make_token,
+            needs=Needs.WRITES,
             tag=TAG,
             permission=MANAGE,
             summary="Make a token with some roles at one scope, which ends by itself; shown once",
@@ -54,6 +55,7 @@ class TokenRoutes:
             method="DELETE",
             path="/tokens/{name}",
             handler=self.revoke_token,
+            needs=Needs.WRITES,
             tag=TAG,
             permission=MANAGE,
             summary="Revoke a token",
@@ -98,15 +100,16 @@ class TokenRoutes:
         stored = [
             one for one in self._people.door.tree.stored(path) if self._people.door.tree.path(one) == path
         ]
-        token = await self._people.operators.tokens.create(
+        minted = self._people.operators.tokens.mint(
             body.name,
             roles=frozenset(Role(role) for role in body.roles),
             scope=stored[-1] if path.count("/") > 2 else stored[0],
-            actor=call.caller.name,
             life_seconds=float(body.expires_in_seconds),
         )
-        made = next(one for one, _ in self._ours() if one.name == body.name)
-        return Answer(content=_token(made, path, token=token))
+        answer = Answer(content=_token(minted.record, path, token=minted.token))
+        call.answering(lambda _: answer)
+        await self._people.operators.tokens.write(minted, actor=call.signed(call.caller.name))
+        return answer
 
     def _check_revoke(self, call: PeopleCall, record: TokenRecord, path: str) -> None:
         """Whoever revokes a token must hold what it holds there: administrators do not cut owners off."""
