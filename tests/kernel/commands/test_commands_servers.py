@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import pytest
 from support.shared import virtual_loop
 from support.shared.commandkit import SCOPE, FakeCourier
 from support.shared.presence_rig import CHANNEL, Cluster, Server, cluster, until
@@ -266,5 +267,44 @@ def test_after_a_restart_only_what_nobody_has_any_more_is_lost() -> None:
         await until(lambda: not a.server.where.is_anywhere("one"))
         await a.ledger.all_lost()
         assert a.state(command) is State.FAILED
+
+    played(scene)
+
+
+def test_deadlines_are_the_database_s_whatever_a_server_s_own_clock_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scene(made: list[Side]) -> None:
+        a, _ = made
+        a.server.clock.skew_seconds = 3600.0
+        await a.connect("one")
+        looks, expire = Counter[int](), a.ledger.expire
+
+        async def counted() -> None:
+            looks[0] += 1
+            assert looks[0] < 200, "it looks all the time"
+            await expire()
+
+        monkeypatch.setattr(a.ledger, "expire", counted)
+        command = await a.issue("one")
+        await asyncio.sleep(55)
+        assert a.state(command) is State.SENT
+        await until(lambda: a.state(command) is State.TIMED_OUT)
+        assert looks[0] >= 50
+
+    played(scene)
+
+
+def test_a_deadline_that_passes_while_the_database_is_away_counts_when_it_is_back() -> None:
+    async def scene(made: list[Side]) -> None:
+        a, _ = made
+        await a.connect("one")
+        command = await a.issue("one")
+        await asyncio.sleep(59)
+        a.server.link.cut = True
+        await asyncio.sleep(4)
+        assert a.state(command) is State.SENT
+        a.server.link.cut = False
+        await until(lambda: a.state(command) is State.TIMED_OUT)
 
     played(scene)

@@ -81,6 +81,11 @@ class Commands:
         return f"<Commands {self._channel} {self._index!r}>"
 
     @property
+    def shared(self) -> bool:
+        """Whether other servers have targets, too."""
+        return self._sessions.shared
+
+    @property
     def open_count(self) -> int:
         """Targets without an outcome."""
         return len(self._index)
@@ -349,9 +354,10 @@ class Commands:
 
     # Deadlines.
 
-    def next_due_ns(self) -> int | None:
-        """The moment before which `expire` has nothing to do."""
-        return self._index.next_due_ns()
+    def due_in_seconds(self) -> float | None:
+        """How long `expire` has nothing to do; None if there is no deadline."""
+        due_ns = self._index.next_due_ns()
+        return None if due_ns is None else (due_ns - self._clock.now_ns()) / NS
 
     async def expire(self) -> None:
         """Move on whatever has waited or run for too long."""
@@ -369,9 +375,19 @@ class Commands:
             self._index.look_again(due, key)  # it was the deadline of an earlier state, or a retry
             if state_of(target) is State.WAITING and self._courier.is_present(target.spec.target):
                 retried.add(target.spec.target)
-        await self._end(overdue, Step.TOO_LATE, steps.TOO_LATE)
+        try:
+            await self._end(overdue, Step.TOO_LATE, steps.TOO_LATE)
+        finally:
+            self._not_ended(overdue, now_ns)
         for name in sorted(retried):
             await self.room(name)
+
+    def _not_ended(self, keys: Iterable[Key], now_ns: int) -> None:
+        """Look again at what is open all the same: it could not be written, or another deadline counts."""
+        for key in keys:
+            target = self._book.find(key)
+            if target is not None and (due := due_ns(target)) is not None:
+                self._index.look_again(max(due, now_ns + NS), key)
 
     async def sweep(self) -> int:
         """Forget commands that finished long ago; how many."""

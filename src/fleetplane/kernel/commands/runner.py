@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import structlog
+
 from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands.ledger import Commands
-from fleetplane.kernel.values.times import NS
+from fleetplane.kernel.errors import Unavailable
+
+log = structlog.get_logger(__name__)
 
 LONGEST_NAP_SECONDS = 1.0
 """A new deadline is noticed this late at most; deadlines are counted in seconds."""
@@ -28,13 +32,20 @@ async def run(commands: Commands, clock: Clock, attention: Attention | None = No
 async def _keep_deadlines(commands: Commands, clock: Clock, attention: Attention) -> None:
     swept = clock.monotonic()
     while True:
-        due = commands.next_due_ns()
-        ahead = LONGEST_NAP_SECONDS if due is None else max(0.0, (due - clock.now_ns()) / NS)
+        due = commands.due_in_seconds()
+        ahead = LONGEST_NAP_SECONDS if due is None else max(0.0, due)
         await clock.sleep(min(ahead, LONGEST_NAP_SECONDS))
         if not attention.settled:
             await clock.sleep(LONGEST_NAP_SECONDS)
             continue
-        await commands.expire()
-        if clock.monotonic() - swept >= SWEEP_SECONDS:
-            swept = clock.monotonic()
-            await commands.sweep()
+        sweeps = clock.monotonic() - swept >= SWEEP_SECONDS
+        try:
+            await commands.expire()
+            if sweeps:
+                swept = clock.monotonic()
+                await commands.sweep()
+        except Unavailable as error:  # a shared database may be away for a while, and nothing is forgotten
+            if not commands.shared:
+                raise
+            log.warning("commands.deadlines_not_kept", error=error.message)
+            await clock.sleep(LONGEST_NAP_SECONDS)
