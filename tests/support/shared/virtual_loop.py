@@ -6,6 +6,7 @@ import asyncio
 import random
 import selectors
 from collections.abc import Coroutine
+from heapq import heappop
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -35,6 +36,23 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._virtual.seconds
+
+    def _run_once(self) -> None:
+        """One turn, without what a loop does for sockets: half of what a simulated second would cost."""
+        ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
+        while scheduled and scheduled[0]._cancelled:
+            heappop(scheduled)._scheduled = False
+        if not ready and not self._stopping:  # type: ignore[attr-defined]
+            self._virtual.select(max(0.0, scheduled[0]._when - self._virtual.seconds) if scheduled else None)
+        end = self._virtual.seconds + self._clock_resolution  # type: ignore[attr-defined]
+        while scheduled and scheduled[0]._when < end:
+            handle = heappop(scheduled)
+            handle._scheduled = False
+            ready.append(handle)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
 
     def hold(self, seconds: float) -> None:
         """Let time pass in which nobody can do anything."""
