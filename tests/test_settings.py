@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fleetplane import server, settings
+from fleetplane import assembly, settings
 from fleetplane.domains.gpus.settings import DeviceApiSettings, GpuSettings
 from fleetplane.domains.gpus.wire import Dialect
 from fleetplane.kernel.errors import SettingsError
@@ -120,10 +120,10 @@ def test_a_known_section_may_be_empty_and_a_domain_named_twice(tmp_path: Path) -
 
 
 def test_how_long_and_how_much_of_the_past_is_kept_can_be_set() -> None:
-    assert server._telemetry_limits(settings.load(config=None, environment={})) == TelemetryLimits()
+    assert assembly.telemetry_limits(settings.load(config=None, environment={})) == TelemetryLimits()
 
     flags = {"telemetry.points_days": "2", "telemetry.lines_days": "0.5", "telemetry.size_mebibytes": "64"}
-    limits = server._telemetry_limits(settings.load(config=None, environment={}, flags=flags))
+    limits = assembly.telemetry_limits(settings.load(config=None, environment={}, flags=flags))
 
     assert (limits.points_age_seconds, limits.lines_age_seconds) == (172_800.0, 43_200.0)
     assert limits.size_bytes == 64 * 1024**2

@@ -50,10 +50,10 @@ def test_an_agent_at_a_standby_gets_its_files_and_is_heard_by_all(
             document.write_text(_document(registration, agent))
             _refresh(one_data)
             folder = one_data / "instances"
-            environment_file = _until(
-                lambda: next(iter(folder.rglob("worker.env")), None), lambda: str(list(folder.rglob("*")))
+            environment_file, _ = (
+                _until(partial(_received, folder, name), lambda: str(list(folder.rglob("*"))))
+                for name in ("worker.env", "worker.crt")
             )
-            _until(lambda: next(iter(folder.rglob("worker.crt")), None), lambda: str(list(folder.rglob("*"))))
             assert "blue" in environment_file.read_text()
             for server in (one.web, f"http://{web}"):
                 _until(partial(_is_well, server, bearer), lambda: two.told()[-2000:])
@@ -69,6 +69,11 @@ def _document(registration: str, agent: str) -> str:
     head, advertise, rest = text.partition('"advertise": {')
     rest = rest.replace("127.0.0.1:8992", registration, 1).replace("127.0.0.1:8994", agent, 1)
     return head + advertise + rest
+
+
+def _received(folder: Path, name: str) -> Path | None:
+    """The file of that name in the folder of the instance; what is not whole yet lies beside it."""
+    return next((found for found in folder.rglob(name) if found.parent.name == "recv"), None)
 
 
 def _refresh(data: Path) -> None:
