@@ -14,7 +14,7 @@ from support.shared.presence_rig import Cluster, Server, cluster, until
 from fleetplane.fleet.streams.host import ADMISSIONS_PER_SECOND, AdmissionQueue, StreamHost, StreamPolicy
 from fleetplane.fleet.streams.presence import Presences
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
-from fleetplane.kernel.errors import FleetplaneError, PermissionDenied, Unavailable
+from fleetplane.kernel.errors import Conflict, FleetplaneError, PermissionDenied, Unavailable
 from fleetplane.kernel.presence import ReplayedHello
 from fleetplane.kernel.presence.whereabouts import GATHER_SECONDS
 from fleetplane.kernel.sessions.sessions import Sessions
@@ -194,6 +194,29 @@ def test_of_many_streams_of_one_agent_that_begin_at_once_everywhere_one_is_left(
             live = there.presences.get("one")
             assert live is not None
             assert all(host.server.where.named(host.server.store, "one") == live.place for host in all_hosts)
+
+    virtual_loop.run(scene())
+
+
+def test_a_stream_whose_agent_went_elsewhere_while_it_was_being_opened_is_not_opened() -> None:
+    async def scene() -> None:
+        async with cluster() as servers:
+            a, b, _ = await hosts(servers)
+            waits, goes_on = asyncio.Event(), asyncio.Event()
+
+            async def before() -> None:
+                waits.set()
+                await goes_on.wait()
+
+            a.protocol.before = before
+            call = Call(a.host, "one")
+            await waits.wait()
+            await b.opened("one")
+            await until(lambda: a.server.where.session_here("one") is None)
+            goes_on.set()
+            assert isinstance(await call.outcome(), Conflict)
+            assert a.presences.get("one") is None
+            assert b.presences.get("one") is not None
 
     virtual_loop.run(scene())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from support.shared import virtual_loop
@@ -101,6 +102,47 @@ def test_sessions_that_a_server_had_before_it_took_the_seat_are_ended_unless_the
             assert b.ended == [("lost", lost)]
             assert back < newer == b.where.session_here("back")
             assert b.where.named(b.store, "lost") is None
+
+    virtual_loop.run(scene())
+
+
+def test_an_agent_that_comes_back_while_its_server_is_written_off_stays() -> None:
+    async def scene() -> None:
+        async with cluster() as servers:
+            a, b, c = [await servers.start(name) for name in "abc"]
+            await b.where.enter("one")
+            transact, newer = a.store.transact, list[int]()
+
+            async def later(*given: Any, **named: Any) -> Any:
+                if named["action"] == "presence.gone":
+                    newer.append(await c.where.enter("one"))
+                return await transact(*given, **named)
+
+            a.store.transact = later  # type: ignore[method-assign]
+            b.kill()
+            await until(lambda: newer)
+            await asyncio.sleep(30)
+            assert not a.ended
+            assert a.where.named(a.store, "one") == newer[0]
+
+    virtual_loop.run(scene())
+
+
+def test_a_judge_that_was_held_up_begins_a_new_reconnect_period() -> None:
+    async def scene() -> None:
+        async with cluster() as servers:
+            a, b = await servers.start("a"), await servers.start("b")
+            session = await b.where.enter("one")
+            b.link.stopped.clear()  # it says nothing, and hears nothing
+            await asyncio.sleep(LIFE_SECONDS + RECONNECT_SECONDS - 2)  # it is gone, and soon for long enough
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, virtual_loop.VirtualLoop)
+            loop.hold(4)
+            await asyncio.sleep(2)
+            b.link.stopped.set()
+            await asyncio.sleep(30)
+            assert not a.ended
+            assert b.where.session_here("one") == session == a.where.named(a.store, "one")
 
     virtual_loop.run(scene())
 

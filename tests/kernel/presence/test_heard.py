@@ -131,6 +131,28 @@ def test_an_outage_loses_nothing_and_nobody_is_silent_in_the_first_term_after_it
     virtual_loop.run(scene())
 
 
+def test_what_could_not_be_written_is_written_with_what_came_since() -> None:
+    async def scene() -> None:
+        async with cluster() as servers:
+            a, b = await servers.start("a"), await servers.start("b")
+            hear, refused = servers.database.hear, list[int]()
+
+            def failing(channel: str, ages: dict[str, float]) -> None:
+                if len(refused) < 2 and ages:
+                    refused.append(len(ages))
+                    raise Unavailable("not now")
+                hear(channel, ages)
+
+            servers.database.hear = failing  # type: ignore[method-assign, assignment]
+            b.ears.note("one")
+            await until(lambda: refused)
+            b.ears.note("two")
+            await until(lambda: len(servers.database.heard) == 2)
+            assert set(await a.ears.read()) == {"one", "two"}
+
+    virtual_loop.run(scene())
+
+
 def test_agents_that_are_removed_or_stay_away_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heard, "SWEEP_SECONDS", 60.0)
     monkeypatch.setattr(heard, "KEEP_SECONDS", 90.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.shared import virtual_loop
@@ -11,7 +12,7 @@ from support.shared.memory_engine import SECOND_NS
 from support.shared.presence_rig import CHANNEL, Server, cluster, until
 
 from fleetplane.kernel.clock import SystemClock
-from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.errors import Conflict, InvalidArgument
 from fleetplane.kernel.presence import PRESENCE, ReplayedHello, Whereabouts
 from fleetplane.kernel.store import Store, StoreSettings
 
@@ -104,6 +105,39 @@ def test_a_hello_that_was_used_is_refused_on_every_server_also_after_the_session
                 await b.where.enter("one", hello_at_ns=NOW)
             assert await b.where.enter("one", hello_at_ns=NOW + 1) > session
             assert await b.where.enter("other", hello_at_ns=NOW) > session
+
+    virtual_loop.run(scene())
+
+
+def test_a_hello_without_a_time_does_not_make_room_for_an_old_one() -> None:
+    async def scene() -> None:
+        async with cluster() as servers:
+            a = await servers.start("a")
+            await a.where.enter("one", hello_at_ns=NOW)
+            await a.where.enter("one")
+            with pytest.raises(ReplayedHello):
+                await a.where.enter("one", hello_at_ns=NOW)
+
+    virtual_loop.run(scene())
+
+
+def test_a_session_that_was_replaced_before_it_is_answered_is_refused() -> None:
+    async def scene() -> None:
+        async with cluster() as servers:
+            a, b = await servers.start("a"), await servers.start("b")
+            transact = a.store.transact
+
+            async def held_up(*given: Any, **named: Any) -> Any:
+                done = await transact(*given, **named)
+                newer = await b.where.enter("one")
+                await until(lambda: a.where.named(a.store, "one") == newer)
+                return done
+
+            a.store.transact = held_up  # type: ignore[method-assign]
+            with pytest.raises(Conflict, match="superseded"):
+                await a.where.enter("one")
+            assert a.where.session_here("one") is None
+            assert a.where.server_of("one") == "b"
 
     virtual_loop.run(scene())
 

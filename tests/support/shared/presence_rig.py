@@ -42,6 +42,7 @@ class Server:
     moved: list[tuple[str, int]] = field(default_factory=list)
     ended: list[tuple[str, int]] = field(default_factory=list)
     """What was told while this server had the seat."""
+    on_ended: Callable[[str, int], None] = lambda _agent, _session: None
     is_active: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -62,14 +63,16 @@ class Server:
 
 
 class Cluster:
-    def __init__(self) -> None:
-        self.chance = random.Random(1)
+    def __init__(self, seed: int = 1) -> None:
+        self.chance = random.Random(seed)
+        self.loss = 0.0
+        """The share of calls to the database of which the request or the answer is lost."""
         self.database = MemoryDatabase(LoopClock(self.chance).now_ns)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, name: str) -> Server:
         """A server that follows; the first of all is active."""
-        link, clock = Link(chance=self.chance), LoopClock(self.chance)
+        link, clock = Link(chance=self.chance, loss=self.loss), LoopClock(self.chance)
         engine = MemoryEngine(self.database, link)
         settings = StoreSettings(path=Path("/nowhere"))
         standby = await Standby.load(engine, settings, server=name, kinds=STORED, clock=clock)
@@ -99,6 +102,7 @@ class Cluster:
 
         async def ended(agent: str, session: int) -> None:
             server.ended.append((agent, session))
+            server.on_ended(agent, session)
 
         async with standby.active(meanwhile) as store:
             server.is_active = True
@@ -118,8 +122,8 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster() -> AsyncIterator[Cluster]:
-    made = Cluster()
+async def cluster(seed: int = 1) -> AsyncIterator[Cluster]:
+    made = Cluster(seed)
     try:
         yield made
     finally:

@@ -50,6 +50,7 @@ class Departures:
         self._gone: dict[_Process, float] = {}
         """Processes that have presences and are gone, and since when."""
         self._looked = -math.inf
+        self._seen: tuple[int, Mapping[str, int]] = (-1, {})
         self._swept = clock.monotonic()
 
     def __repr__(self) -> str:
@@ -73,6 +74,10 @@ class Departures:
         if now - self._looked > LATE_SECONDS:
             self._gone.clear()
         self._looked = now
+        seen = (self._store.kind_revision(PRESENCE), living)
+        if seen == self._seen and not self._gone:
+            return  # nothing has changed since everybody was there
+        self._seen = seen
         found: dict[_Process, list[_Presence]] = {}
         for presence in self._store.list(PRESENCE, self._channel):
             spec = presence.spec
@@ -151,5 +156,5 @@ def _settled(spec: PresenceSpec, _now_ns: int) -> PresenceSpec:
     return msgspec.structs.replace(spec, server="")
 
 
-def _forgotten(spec: PresenceSpec, _now_ns: int) -> PresenceSpec | None:
-    return spec if spec.is_open else None
+def _forgotten(_spec: PresenceSpec, _now_ns: int) -> None:
+    """A session that has ended does not begin again."""
