@@ -15,7 +15,7 @@ from fleetplane.kernel.presence.departures import RECONNECT_SECONDS
 from fleetplane.kernel.presence.whereabouts import ORPHANS_LOOK_SECONDS
 from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
 
-SEEDS = int(os.environ.get("PRESENCE_SEEDS", "10"))
+SEEDS = int(os.environ.get("PRESENCE_SEEDS", "6"))
 AGENTS = 12
 SECONDS = 60.0
 QUIET_SECONDS = 2 * (LIFE_SECONDS + RECONNECT_SECONDS) + ORPHANS_LOOK_SECONDS + RECONNECT_SECONDS

@@ -19,6 +19,7 @@ import structlog
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.presence.asking import answered
 from fleetplane.kernel.presence.kinds import PRESENCE, PresenceSpec
 from fleetplane.kernel.resources import Nothing, Resource
 from fleetplane.kernel.store import Draft, Store
@@ -60,7 +61,7 @@ class Departures:
         """Until cancelled."""
         while True:
             try:
-                await self._look(await self._store.living())
+                await self._look(await answered(self._store.living()))
                 if self._clock.monotonic() - self._swept >= SWEEP_SECONDS:
                     await self._sweep()
                     self._swept = self._clock.monotonic()

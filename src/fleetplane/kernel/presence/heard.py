@@ -8,20 +8,19 @@ one server, and its memory is all there is.
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Coroutine, Mapping
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Mapping
+from typing import NoReturn
 
 import structlog
 
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import FleetplaneError, Unavailable
+from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.presence.asking import answered
 from fleetplane.kernel.resources import check_text
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.store.servers.engine import SharedEngine
 
-T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 WRITE_SECONDS = 5.0
@@ -32,8 +31,6 @@ LATE_SECONDS = 2.5
 KEEP_SECONDS = 7 * 24 * 3600.0
 """How long it is remembered when somebody was heard that is not heard any more."""
 SWEEP_SECONDS = 3600.0
-ASK_SECONDS = 3.0
-"""For an answer of the database: as long as a dead connection is believed in."""
 CHANNEL_LIMIT_BYTES = 64
 AGENT_LIMIT_BYTES = 1024
 
@@ -69,7 +66,7 @@ class Heard:
         found: dict[str, float] = {}
         if self._engine is not None:
             try:
-                found.update(await _answered(self._engine.heard(self._channel)))
+                found.update(await answered(self._engine.heard(self._channel)))
             except FleetplaneError:
                 self._since = math.inf
                 raise
@@ -88,7 +85,7 @@ class Heard:
         """Take away what is known of an agent that was removed."""
         self._at.pop(agent, None)
         if self._engine is not None:
-            await _answered(self._engine.forget_heard(self._channel, [agent]))
+            await answered(self._engine.forget_heard(self._channel, [agent]))
 
     async def run_here(self) -> NoReturn:
         """Write down whom this server hears, until cancelled. On every server."""
@@ -136,34 +133,10 @@ class Heard:
         try:
             for part in parts:
                 now = self._clock.monotonic()
-                await _answered(
+                await answered(
                     self._engine.hear(self._channel, {agent: now - noted[agent] for agent in part})
                 )
                 for agent in part:
                     del noted[agent]
         finally:
             self._at = {**noted, **self._at}
-
-
-async def _answered(asking: Coroutine[Any, Any, T]) -> T:
-    """What the database answers; raises `Unavailable` if it does not.
-
-    Whoever is cancelled does not wait for a database that cannot be reached, as ending its call would: a
-    server that ends its watches, or takes the seat, must not be kept from it.
-    """
-    task = asyncio.create_task(asking, name="heard")
-    task.add_done_callback(_ended)
-    try:
-        async with asyncio.timeout(ASK_SECONDS):
-            return await asyncio.shield(task)
-    except TimeoutError:
-        raise Unavailable(
-            f"the database did not answer within {ASK_SECONDS:.0f} seconds", hint="try again"
-        ) from None
-    finally:
-        task.cancel()
-
-
-def _ended(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()  # whoever waited was told
