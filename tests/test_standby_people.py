@@ -20,7 +20,7 @@ from support.shared.postgres_server import PostgresServer
 from support.shared.server_process import running_server
 from support.shared.waiting_server import WaitingServer, patient
 
-ONLY = ("--only", "gpus")
+ONLY = ("--only", "gpus,proxies")
 DEADLINE_SECONDS = 60.0
 RACES = 10
 PASSWORD = "correct horse battery"
@@ -41,8 +41,8 @@ class Person:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while True:
             answer = self.http.request(method, path, json=body, headers=headers)
-            is_late = answer.status_code == 503 and answer.json().get("reason") != "StandsBy"
-            is_busy = answer.status_code == 409 and "still" in answer.text
+            is_late = answer.status_code == 503 and "is active" not in answer.text
+            is_busy = answer.status_code == 409 and "still running" in answer.text
             if not is_late and not is_busy:
                 return answer
             assert time.monotonic() < deadline, answer.text
@@ -67,6 +67,7 @@ def two_servers(folder: Path, url: str) -> Iterator[Pair]:
     environment = {
         **patient(folder, reads=True),
         "FLEETPLANE_STORE__URL": url,
+        "FLEETPLANE_PROXIES__ADMIN_PASSWORD": PASSWORD,
         "FLEETPLANE_IDENTITY__MASTER_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),
     }
     web = f"127.0.0.1:{free_port()}"
@@ -87,6 +88,7 @@ def test_people_sign_in_and_manage_tokens_at_every_server(tmp_path: Path, postgr
         for index, (one, other) in enumerate(pair.in_turns):
             _accounts(one, other, root, name=f"ann{index}")
             _tokens(one, other, root, name=f"robot{index}")
+            _users_of_proxies(one, other)
         _once(pair, root)
         gone = execute("tokens", "revoke", "root", "--data-dir", str(pair.folders[1]))
         assert gone.code == 0, gone.err
@@ -138,6 +140,26 @@ def _tokens(one: Person, other: Person, root: str, *, name: str) -> None:
     assert other.call("POST", "/tokens", body, bearer=root).status_code == 409
     assert other.call("DELETE", f"/tokens/{name}", bearer=root).status_code == 204
     assert one.call("GET", "/whoami", bearer=bearer).status_code == 401
+
+
+def _users_of_proxies(one: Person, other: Person) -> None:
+    """A domain's own users log in here and are known there; the first one was made once."""
+
+    def call(person: Person, method: str, path: str, body: Any = None, *, bearer: str = "") -> httpx.Response:
+        return person.call(
+            method, str(person.http.base_url.copy_with(path=f"/v1{path}")), body, bearer=bearer
+        )
+
+    opened = call(one, "POST", "/auth/login", {"email": "admin@fleetplane.local", "password": PASSWORD})
+    assert opened.status_code == 200, opened.text
+    me = call(other, "GET", "/auth/me", bearer=opened.json()["access_token"])
+    assert me.status_code == 200, me.text
+    following = call(other, "POST", "/auth/refresh", {"refresh_token": opened.json()["refresh_token"]})
+    assert following.status_code == 200, following.text
+    bearer = following.json()["access_token"]
+    assert call(other, "GET", "/users", bearer=bearer).json()["meta"]["total"] == 1
+    assert call(one, "POST", "/auth/logout", bearer=bearer).status_code == 204
+    assert call(other, "GET", "/auth/me", bearer=bearer).status_code == 401
 
 
 def _once(pair: Pair, root: str) -> None:

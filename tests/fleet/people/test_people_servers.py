@@ -15,6 +15,9 @@ from support.shared.three_stores import three_stores
 from support.shared.virtual_loop import run
 
 from fleetplane.domains.operators import BLUEPRINT
+from fleetplane.domains.proxies.kinds.records import USER
+from fleetplane.domains.proxies.server import BLUEPRINT as PROXIES
+from fleetplane.domains.proxies.tenancy.users import Users
 from fleetplane.fleet.people import own_accounts, shared_failures, token_sessions
 from fleetplane.fleet.people.account_kind import AccountSpec
 from fleetplane.fleet.people.devices.grants import (
@@ -141,6 +144,25 @@ def test_an_account_is_made_once_and_logs_in_and_out_anywhere() -> None:
                         one.logins.verify(pair.access)
 
     run(race())
+
+
+def test_at_the_first_start_of_three_servers_at_once_there_is_one_first_administrator() -> None:
+    async def start() -> None:
+        async with three_stores((*KINDS, *PROXIES.kinds)) as stores:
+            found = [Server(store) for store in stores]
+            shown = succeeded(await at_once(found, _administered))
+            assert len(shown) == 3
+            assert len([one for one in shown if one is not None]) == 1, "its password is shown once"
+            for one in found:
+                await one.store.confirmed()
+                assert one.store.count(USER) == 1
+
+    run(start())
+
+
+async def _administered(one: Server) -> str | None:
+    users = Users(one.store, MasterKey(bytes(32), one.store.clock), one.store.clock, one.logins)
+    return await users.first_administrator("admin@example.com", "")
 
 
 def test_a_refresh_token_shown_to_three_servers_at_once_is_traded_once() -> None:

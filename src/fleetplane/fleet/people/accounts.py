@@ -186,8 +186,8 @@ class Accounts(Generic[S, T]):
 
         def change(draft: Draft) -> Resource[S, T]:
             self._check_room(draft)
-            self._claim(draft, rules.login_names(spec), name)
             companion.change(draft)
+            self._claim(draft, rules.login_names(spec), name)
             person = profiles.make_account(draft, made) if made is not None else name
             self._passwords.put(draft, person, hashed)
             return draft.put(rules.kind, scope, name, spec=spec, status=status, expect=ABSENT)

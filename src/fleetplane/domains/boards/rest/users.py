@@ -36,6 +36,7 @@ from fleetplane.fleet.people.door import Door
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values.times import spelled, spelled_or_null
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.bodies import given
 from fleetplane.web.rest.routes import Answer, Route
 
@@ -88,6 +89,7 @@ class PeopleRoutes:
                 method="POST",
                 path="/auth/login",
                 handler=self.login,
+                needs=Needs.WRITES,
                 tag=_AUTH,
                 public=True,
                 summary="Log in with a name or an e-mail address",
@@ -98,6 +100,7 @@ class PeopleRoutes:
                 method="POST",
                 path="/auth/refresh",
                 handler=self.refresh,
+                needs=Needs.WRITES,
                 tag=_AUTH,
                 public=True,
                 summary="Get a new access token for a refresh token",
@@ -108,6 +111,7 @@ class PeopleRoutes:
                 method="POST",
                 path="/auth/register",
                 handler=self.create,
+                needs=Needs.WRITES,
                 tag=_AUTH,
                 permission=ADMINISTER,
                 summary="Create a user; administrators only",
@@ -119,6 +123,7 @@ class PeopleRoutes:
                 method="GET",
                 path="/auth/profile",
                 handler=self.profile,
+                needs=Needs.STORE,
                 tag=_AUTH,
                 summary="Get the caller of this token",
                 answer=Profile,
@@ -127,6 +132,7 @@ class PeopleRoutes:
                 method="POST",
                 path="/auth/logout",
                 handler=self.logout,
+                needs=Needs.WRITES,
                 tag=_AUTH,
                 summary="Close this login and revoke its tokens",
                 answer=Message,
@@ -140,6 +146,7 @@ class PeopleRoutes:
                 method="GET",
                 path="/users",
                 handler=self.list,
+                needs=Needs.STORE,
                 tag=_USERS,
                 summary="List users",
                 permission=ADMINISTER,
@@ -150,6 +157,7 @@ class PeopleRoutes:
                 method="PUT",
                 path=_ONE,
                 handler=self.change,
+                needs=Needs.WRITES,
                 tag=_USERS,
                 permission=ADMINISTER,
                 summary="Change a user; a new password closes every login",
@@ -160,6 +168,7 @@ class PeopleRoutes:
                 method="DELETE",
                 path=_ONE,
                 handler=self.delete,
+                needs=Needs.WRITES,
                 tag=_USERS,
                 permission=ADMINISTER,
                 summary="Delete a user",

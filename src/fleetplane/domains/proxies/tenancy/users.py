@@ -34,7 +34,14 @@ from fleetplane.fleet.people.linked_logins import LinkedLogins, LoginCloser
 from fleetplane.fleet.people.profiles import NewProfile
 from fleetplane.fleet.people.throttle import ThrottleLimits
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import AlreadyExists, Conflict, NotFound, ResourceExhausted, Unauthenticated
+from fleetplane.kernel.errors import (
+    AlreadyExists,
+    Conflict,
+    FleetplaneError,
+    NotFound,
+    ResourceExhausted,
+    Unauthenticated,
+)
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.passwords import Failures
 from fleetplane.kernel.resources import Nothing
@@ -231,8 +238,24 @@ class Users(Accounts[UserSpec, Nothing]):
             return None
         made_up = "" if password else secrets.token_urlsafe(PASSWORD_BYTES)
         spec = UserSpec(email=email, name="Administrator", is_system_admin=True)
-        await self.create(spec, password or made_up, actor="system")
+        identity = new_uuid(self._clock)
+
+        def change(draft: Draft) -> None:
+            if draft.list(USER):  # another server was faster
+                raise _NotTheFirst("there is a user already")
+            register(draft, USER, user_scope(identity), identity)
+
+        try:
+            await self._create(
+                identity, spec, None, password or made_up, Companion(change=change), actor="system"
+            )
+        except _NotTheFirst:
+            return None
         return made_up or None
+
+
+class _NotTheFirst(FleetplaneError):
+    """A first user was to be made where there is one."""
 
 
 def _address(account: Account) -> str:
