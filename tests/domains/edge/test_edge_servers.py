@@ -161,7 +161,7 @@ async def test_daemons_are_served_by_any_of_three_servers(tmp_path: Path, postgr
             await _a_heartbeat_is_heard_by_all(here, node_id)
             await _a_worker_is_heard_by_all(here)
             await _a_daemon_moves(here)
-            await _revoked_on_another_server(here)
+            await _drained_and_revoked_on_other_servers(here)
             await _a_server_dies(here, node_id)
 
 
@@ -287,10 +287,14 @@ async def _a_hello_is_taken_once(here: Cluster, identity: Identity, hello: Any) 
         assert (code, "used before" in text) == (grpc.StatusCode.UNAUTHENTICATED, True), text
 
 
-async def _revoked_on_another_server(here: Cluster) -> None:
+async def _drained_and_revoked_on_other_servers(here: Cluster) -> None:
     identity = await _joined(here.other, await here.one.rest.invite())
     daemon = await here.other.daemon(identity)
     await here.connected(identity.node_id)
+    drain = f"/apis/v1/edge-nodes/{identity.node_id}/actions/drain"
+    drained = await here.one.rest.http.post(drain, json={})
+    assert drained.status_code == 200, drained.text
+    assert (await daemon.next("drain")).drain
     gone = await here.active.rest.call("DELETE", f"/hosts/{identity.node_id}")
     assert gone.status_code == 204, gone.text
     assert await daemon.ended() is grpc.StatusCode.FAILED_PRECONDITION

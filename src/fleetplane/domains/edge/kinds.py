@@ -211,6 +211,13 @@ class ChallengeSpec(Spec, frozen=True):
     expires_at_ns: int
 
 
+class RouteSpec(Spec, frozen=True):
+    """Which worker an execution was routed to, where several servers share a database."""
+
+    worker: str
+    expires_at_ns: int
+
+
 class BlacklistedSpec(Spec, frozen=True):
     node_id: str
     reason: str
@@ -282,6 +289,7 @@ class WorkerTokenSpec(Spec, frozen=True):
 EDGE_NODE: Kind[NodeSpec, NodeStatus] = Kind("edge-node", NodeSpec, NodeStatus)
 ENROLLMENT: Kind[EnrollmentSpec, Nothing] = Kind("edge-enrollment", EnrollmentSpec, Nothing)
 CHALLENGE: Kind[ChallengeSpec, Nothing] = Kind("edge-challenge", ChallengeSpec, Nothing)
+ROUTE: Kind[RouteSpec, Nothing] = Kind("edge-route", RouteSpec, Nothing)
 BLACKLISTED: Kind[BlacklistedSpec, Nothing] = Kind("edge-blacklist", BlacklistedSpec, Nothing)
 WORKER: Kind[WorkerSpec, WorkerStatus] = Kind("edge-worker", WorkerSpec, WorkerStatus)
 WORKER_TOKEN: Kind[WorkerTokenSpec, Nothing] = Kind("edge-worker-token", WorkerTokenSpec, Nothing)
@@ -291,5 +299,5 @@ Enrollment = Resource[EnrollmentSpec, Nothing]
 Worker = Resource[WorkerSpec, WorkerStatus]
 WorkerToken = Resource[WorkerTokenSpec, Nothing]
 
-KINDS = (EDGE_NODE, ENROLLMENT, CHALLENGE, BLACKLISTED, WORKER, WORKER_TOKEN)
+KINDS = (EDGE_NODE, ENROLLMENT, CHALLENGE, ROUTE, BLACKLISTED, WORKER, WORKER_TOKEN)
 """Of this room; others add theirs."""

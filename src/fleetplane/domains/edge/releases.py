@@ -12,7 +12,7 @@ from fleetplane.fleet.releases.agents_service import ReleaseAudience
 from fleetplane.fleet.releases.check_in import AgentCard
 from fleetplane.kernel.errors import Unauthenticated
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import Authentication, CallContext
+from fleetplane.rpc import Authentication, CallContext, Needs
 
 BEARER = b"bearer "
 
@@ -59,5 +59,6 @@ AUDIENCE = ReleaseAudience(
     authentication=Authentication.ANONYMOUS,
     permission=None,
     rate=JOIN_RATE,
+    needs=Needs.WRITES,
     register=_register,
 )

@@ -188,18 +188,21 @@ EDGE_NODES = PublicResource(
             summary="Let it finish what it has, and give it nothing new",
             permission=access.HOSTS_WRITE,
             run=_steered(Desired.DRAINING),
+            anywhere=True,
         ),
         Action(
             name="activate",
             summary="Let it take work again",
             permission=access.HOSTS_WRITE,
             run=_steered(Desired.ACTIVE),
+            anywhere=True,
         ),
         Action(
             name="revoke",
             summary="Refuse its token from now on, and close its stream",
             permission=access.HOSTS_WRITE,
             run=_revoke,
+            anywhere=True,
             body=RevokeBody,
         ),
         Action(
@@ -207,12 +210,14 @@ EDGE_NODES = PublicResource(
             summary="Allow a revoked daemon to enrol again with a new token",
             permission=access.HOSTS_WRITE,
             run=_readmit,
+            anywhere=True,
         ),
         Action(
             name="run",
             summary="Run a tool on it",
             permission=access.FLEET_MANAGE,
             run=_run_on_node,
+            anywhere=True,
             body=RunBody,
             takes_time=True,
         ),
@@ -257,6 +262,7 @@ EDGE_GROUPS = PublicResource(
             summary="Run a tool on every daemon of the group",
             permission=access.FLEET_MANAGE,
             run=_run_on_group,
+            anywhere=True,
             body=RunBody,
             takes_time=True,
         ),
@@ -305,5 +311,6 @@ EDGE_RUNS = run_resource(
     target=_target,
     runs=lambda domain: domain.runs,
     printed=_printed,
+    anywhere=True,
 )
 RESOURCES = (EDGE_NODES, EDGE_GROUPS, EDGE_RUNS)

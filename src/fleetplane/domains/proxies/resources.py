@@ -712,5 +712,6 @@ RUNS = run_resource(
     target=lambda spec: targets.shown(spec.target),
     runs=lambda domain: domain.runs,
     printed=_printed,
+    anywhere=True,
 )
 RESOURCES = (WORKSPACES, AGENTS, VIRTUAL_HOSTS, UPSTREAMS, CERTIFICATES, EVENTS, ACCOUNTS, RUNS)

@@ -162,9 +162,10 @@ def run_resource(
     target: Callable[[S], str],
     runs: Callable[[Any], Any],
     printed: Callable[[Any, CommandTarget], Printed],
+    anywhere: bool = False,
 ) -> PublicResource[RunSpecView, RunStatusView]:
     """The runs of one domain; `runs` finds its `Runs` in the running domain, and `printed` what one target
-    printed."""
+    printed. `anywhere`: its agents are served by every server, so any of them cancels a run."""
 
     async def cancel(call: ActionCall) -> Begun | None:
         await runs(call.domain).cancel(call.stored.scope, call.stored.name, actor=call.actor)
@@ -189,6 +190,7 @@ def run_resource(
                 summary="Drop held targets, and ask the others to stop",
                 permission=operate,
                 run=cancel,
+                anywhere=anywhere,
             ),
         ),
         search=(".metadata.name", ".spec.command", ".spec.startedBy"),

@@ -141,6 +141,22 @@ async def test_a_workers_call_changes_something_once_on_all_servers(rigs: tuple[
         assert await refusal_of(again) == (UNAUTHENTICATED, "the envelope was used before"), method
 
 
+async def test_an_execution_is_forwarded_to_the_worker_that_another_server_chose(
+    rigs: tuple[Rig, Rig],
+) -> None:
+    one, other = rigs
+    workers = [await one.worker() for _ in range(4)]
+    for number in range(8):
+        wanted = pb.RouteExecutionInner(execution_id=f"run-{number}")
+        request = pb.RouteExecutionRequest(envelope=workers[0].sealed(wanted))
+        chosen = (await one.stub.RouteExecution(request, timeout=SECONDS)).target_node_id
+        for rig in rigs:
+            assert rig.side.workers.routed(f"run-{number}", tenant="acme").name == chosen
+    one.clock.ahead_seconds += 3601
+    assert other.side.workers.routes is not None
+    assert await other.side.workers.routes.sweep() == 8
+
+
 async def test_what_is_asked_too_often_is_counted_by_each_server(tmp_path: Path) -> None:
     """Documented: rates are per server."""
     async with two_servers(tmp_path, policy=replace(UNLIMITED, attests_per_minute=2)) as rigs:

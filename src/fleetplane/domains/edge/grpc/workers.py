@@ -135,6 +135,7 @@ class WorkerService:
         must_serve(sender, said.tenant_id)
         needed = wire.resources_of(said.required_capabilities)
         chosen = self._workers.route(said.execution_id, needed, said.preferred_tags, tenant=said.tenant_id)
+        await self._workers.tell_route(said.execution_id, chosen)
         return pb.RouteExecutionResponse(
             target_node_id=chosen.name, worker_grpc_address=chosen.spec.grpc_address
         )

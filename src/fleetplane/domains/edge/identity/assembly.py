@@ -200,4 +200,6 @@ class IdentitySide:
             await self.enrollments.sweep(),
             await self.worker_admission.sweep(),
         ]
+        if self.workers.routes is not None:
+            swept.append(await self.workers.routes.sweep())
         return sum(swept)

@@ -17,11 +17,14 @@ from typing import TypeVar
 import msgspec
 from google.protobuf.message import DecodeError, Message
 
+from fleetplane.domains.edge.expiring_records import ExpiringRecords
 from fleetplane.domains.edge.identity.policy import IdentityPolicy
 from fleetplane.domains.edge.identity.tokens import EDGE_ROLE, NodeClaims, NodeTokens, thumbprint
 from fleetplane.domains.edge.kinds import (
+    ROUTE,
     WORKER,
     NodeResources,
+    RouteSpec,
     Worker,
     WorkerRole,
     WorkerSpec,
@@ -63,6 +66,10 @@ ROUTES_LIMIT = 16_384
 """Executions whose worker is remembered between routing and forwarding; about 200 bytes each."""
 
 
+ROUTE_SECONDS = 3600.0
+"""How long other servers know of a route: executions are forwarded right after."""
+
+
 class Workers:
     def __init__(
         self, store: Store, clock: Clock, tokens: NodeTokens, policy: IdentityPolicy, *, target: str
@@ -83,6 +90,8 @@ class Workers:
         """Whether this server was listening, where somebody looks after that."""
         self._turn = 0
         self._routes: OrderedDict[str, str] = OrderedDict()
+        self.routes = ExpiringRecords(store, ROUTE, limit=ROUTES_LIMIT) if store.shared else None
+        """The same for other servers."""
 
     def __repr__(self) -> str:
         return f"<Workers heard={len(self._reports)}>"
@@ -317,6 +326,17 @@ class Workers:
             self._routes.popitem(last=False)
         return chosen
 
+    async def tell_route(self, execution_id: str, chosen: Worker) -> None:
+        """Let other servers forward an execution to the worker that was chosen here."""
+        if self.routes is None:
+            return
+        await self.routes.keep(
+            digest(execution_id),
+            lambda now_ns: RouteSpec(worker=chosen.name, expires_at_ns=now_ns + round(ROUTE_SECONDS * 1e9)),
+            actor=ACTOR,
+            action="edge.route",
+        )
+
     def _takes(self, worker: Worker, needed: NodeResources, tenant: str) -> bool:
         report = self.report(worker)
         fresh_ns = self._policy.worker_fresh_seconds * 1e9
@@ -332,7 +352,11 @@ class Workers:
 
     def routed(self, execution_id: str, *, tenant: str) -> Worker:
         """The worker that an execution was routed to, or one that could take it."""
-        worker = self.find(self._routes.get(execution_id, ""))
+        named = self._routes.get(execution_id)
+        if named is None and self.routes is not None:
+            route = self.routes.get(digest(execution_id))
+            named = route.worker if route is not None else None
+        worker = self.find(named or "")
         if worker is not None and self._takes(worker, NodeResources(), tenant):
             return worker
         return self.route(execution_id, NodeResources(), (), tenant=tenant)
