@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import secrets
+import subprocess
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -48,6 +49,7 @@ class Node:
 
     edge: str
     rest: Rest
+    process: subprocess.Popen[str]
     waiting: WaitingServer | None = None
 
     @property
@@ -125,10 +127,14 @@ async def cluster(folder: Path, postgres: PostgresServer) -> AsyncIterator[Clust
             await asyncio.to_thread(server.until, lambda: "standby.reads_served" in server.told())  # noqa: B023
             at = _addresses(server)
             edge = at["edge"][0].removeprefix("http://")
-            nodes.append(Node(edge=edge, rest=await rest(at["web"][0]), waiting=server))
+            nodes.append(
+                Node(edge=edge, rest=await rest(at["web"][0]), process=server.process, waiting=server)
+            )
         yield Cluster(
             active=Node(
-                edge=active.address("edge", "http").removeprefix("http://"), rest=await rest(active.web)
+                edge=active.address("edge", "http").removeprefix("http://"),
+                rest=await rest(active.web),
+                process=active.process,
             ),
             one=nodes[0],
             other=nodes[1],
@@ -163,6 +169,7 @@ async def test_daemons_are_served_by_any_of_three_servers(tmp_path: Path, postgr
             await _a_daemon_moves(here)
             await _drained_and_revoked_on_other_servers(here)
             await _a_server_dies(here, node_id)
+            await _the_active_server_dies(here, node_id)
 
 
 async def _one_token_lets_one_machine_in(here: Cluster) -> None:
@@ -294,7 +301,7 @@ async def _drained_and_revoked_on_other_servers(here: Cluster) -> None:
     drain = f"/apis/v1/edge-nodes/{identity.node_id}/actions/drain"
     drained = await here.one.rest.http.post(drain, json={})
     assert drained.status_code == 200, drained.text
-    assert (await daemon.next("drain")).drain
+    await daemon.next("drain")
     gone = await here.active.rest.call("DELETE", f"/hosts/{identity.node_id}")
     assert gone.status_code == 204, gone.text
     assert await daemon.ended() is grpc.StatusCode.FAILED_PRECONDITION
@@ -310,24 +317,9 @@ async def _a_server_dies(here: Cluster, node_id: str) -> None:
     await here.connected(left_alone.node_id)
     since = (await here.active.rest.host(node_id))["since"]
     here.lead_to(here.other)
-    assert here.one.waiting is not None
-    here.one.waiting.process.kill()
+    here.one.process.kill()
     for issuer in (here.active, here.other):
-        # Until it has come back it is nowhere, or thought to be where it was: such a run may be refused.
-        async def done(issuer: Node = issuer) -> bool:
-            body = {"target": f"@{node_id}", "tool": "cmd.run", "args": {"command": "true"}}
-            begun = await issuer.rest.call(
-                "POST",
-                "/fleet/invoke",
-                body,
-                headers={"accept": "application/json", "idempotency-key": uuid.uuid4().hex},
-            )
-            if begun.status_code >= 300:
-                return False
-            (found,) = (await issuer.rest.ended(begun.json()["fleet_command_id"]))["per_node"]
-            return bool(found["outcome"] == "ok")
-
-        await until(done, seconds=START_SECONDS)
+        await until(lambda: _does(issuer.rest, node_id), seconds=START_SECONDS)  # noqa: B023
     for node in (here.active, here.other):
         host = await node.rest.host(node_id)
         assert (host["status"], host["since"]) == ("Connected", since), host
@@ -336,3 +328,31 @@ async def _a_server_dies(here: Cluster, node_id: str) -> None:
             return bool((await node.rest.host(left_alone.node_id))["status"] == "Disconnected")
 
         await until(told, seconds=GONE_SECONDS)
+
+
+async def _does(rest: Rest, node_id: str) -> bool:
+    """Whether a daemon does something now: until it has come back, a run for it may be refused."""
+    body = {"target": f"@{node_id}", "tool": "cmd.run", "args": {"command": "true"}}
+    headers = {"accept": "application/json", "idempotency-key": uuid.uuid4().hex}
+    begun = await rest.call("POST", "/fleet/invoke", body, headers=headers)
+    if begun.status_code >= 300:
+        return False
+    (found,) = (await rest.ended(begun.json()["fleet_command_id"], seconds=START_SECONDS))["per_node"]
+    return bool(found["outcome"] == "ok")
+
+
+async def _the_active_server_dies(here: Cluster, node_id: str) -> None:
+    """Its successor had the daemon before, and has it again: nobody wrote that it was away."""
+    since = (await here.other.rest.host(node_id))["since"]
+    here.active.process.kill()
+    waiting = here.other.waiting
+    assert waiting is not None
+    await asyncio.to_thread(waiting.until, lambda: waiting.is_ready)
+    successor = waiting.server()
+    here.balancer.upstream = successor.address("edge", "http").removeprefix("http://")
+    headers = here.other.rest.http.headers
+    async with httpx.AsyncClient(base_url=successor.web, timeout=SECONDS, headers=headers) as http:
+        rest = Rest(http=http, tenant=here.other.rest.tenant)
+        await until(lambda: _does(rest, node_id), seconds=START_SECONDS)
+        host = await rest.host(node_id)
+        assert (host["status"], host["since"]) == ("Connected", since), host
