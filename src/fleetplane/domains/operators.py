@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from fleetplane.domains.blueprint import Blueprint, Kernel, Service
 from fleetplane.fleet.people import own_accounts, rights, token_sessions
 from fleetplane.fleet.people.account_kind import FAMILY
+from fleetplane.fleet.people.attempts.shared_failures import LOGIN_FAILURES
 from fleetplane.fleet.people.console_sessions import ConsoleSessions
 from fleetplane.fleet.people.devices.grants import DEVICE_GRANT
 from fleetplane.fleet.people.devices.routes import DeviceRoutes
@@ -22,7 +23,6 @@ from fleetplane.fleet.people.own_accounts import OwnAccounts
 from fleetplane.fleet.people.rest.parts import PeopleGate, PeopleParts
 from fleetplane.fleet.people.rest.table import people_table
 from fleetplane.fleet.people.rights import Rights
-from fleetplane.fleet.people.shared_failures import LOGIN_FAILURES
 from fleetplane.fleet.people.token_sessions import TokenSessions
 from fleetplane.fleet.people.tokens_service import OperatorsService
 from fleetplane.fleet.resources import scopes

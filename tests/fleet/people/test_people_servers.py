@@ -18,8 +18,10 @@ from fleetplane.domains.operators import BLUEPRINT
 from fleetplane.domains.proxies.kinds.records import USER
 from fleetplane.domains.proxies.server import BLUEPRINT as PROXIES
 from fleetplane.domains.proxies.tenancy.users import Users
-from fleetplane.fleet.people import own_accounts, shared_failures, token_sessions
+from fleetplane.fleet.people import own_accounts, token_sessions
 from fleetplane.fleet.people.account_kind import AccountSpec
+from fleetplane.fleet.people.attempts import shared_failures
+from fleetplane.fleet.people.attempts.shared_failures import LOGIN_FAILURES, wait_seconds
 from fleetplane.fleet.people.devices.grants import (
     DEVICE_GRANT,
     GRANTS_PER_NETWORK,
@@ -32,7 +34,6 @@ from fleetplane.fleet.people.logins import TokenPair
 from fleetplane.fleet.people.openid.id_tokens import Identity
 from fleetplane.fleet.people.openid.used import UsedSignIns
 from fleetplane.fleet.people.own_accounts import ACCOUNT_LOGIN, OwnAccounts
-from fleetplane.fleet.people.shared_failures import LOGIN_FAILURES, wait_seconds
 from fleetplane.fleet.people.token_sessions import TokenSessions
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.errors import AlreadyExists, ResourceExhausted, Unauthenticated

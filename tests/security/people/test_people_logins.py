@@ -12,7 +12,7 @@ from support.boards.boards_rig import boards_rig
 from support.proxies.proxy_api import ADMIN_EMAIL, ADMIN_PASSWORD, Api, rest_api
 
 from fleetplane.domains.boards.users import People, PersonSpec
-from fleetplane.fleet.people.throttle import (
+from fleetplane.fleet.people.attempts.throttle import (
     FAILURES_EVERYWHERE,
     KNOWN_PER_MINUTE,
     Attempt,

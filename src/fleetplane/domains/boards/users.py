@@ -20,9 +20,9 @@ from fleetplane.domains.boards.kinds import SCOPE, Spec
 from fleetplane.fleet.people.account_kind import Account
 from fleetplane.fleet.people.account_rules import AccountActions, AccountRules, Companion
 from fleetplane.fleet.people.accounts import Accounts
+from fleetplane.fleet.people.attempts.throttle import ThrottleLimits
 from fleetplane.fleet.people.linked_logins import LinkedLogins, LoginCloser
 from fleetplane.fleet.people.profiles import NewProfile
-from fleetplane.fleet.people.throttle import ThrottleLimits
 from fleetplane.kernel.access import Role
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound

@@ -10,8 +10,8 @@ from typing import ClassVar, Generic, Protocol, TypeVar
 import msgspec
 
 from fleetplane.fleet.people.account_kind import Account, account_behind
+from fleetplane.fleet.people.attempts.throttle import ThrottleLimits
 from fleetplane.fleet.people.profiles import NewProfile
-from fleetplane.fleet.people.throttle import ThrottleLimits
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.resources import AnyKind, Key, Kind, Resource
 from fleetplane.kernel.store import Draft

@@ -28,8 +28,8 @@ from fleetplane.fleet.people.account_kind import (
     subject_of,
 )
 from fleetplane.fleet.people.account_rules import AccountRules, Companion, S, T
+from fleetplane.fleet.people.attempts.throttle import LoginThrottle
 from fleetplane.fleet.people.linked_logins import LinkedFamily, LinkedLogins, LoginCloser
-from fleetplane.fleet.people.throttle import LoginThrottle
 from fleetplane.kernel.actors import who
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fleetplane.fleet.people.account_kind import FAMILY, Account
-from fleetplane.fleet.people.throttle import Attempt
+from fleetplane.fleet.people.attempts.throttle import Attempt
 from fleetplane.kernel.errors import ResourceExhausted
 from fleetplane.kernel.identity.passwords import Failures
 

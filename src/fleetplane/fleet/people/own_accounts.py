@@ -25,13 +25,13 @@ from fleetplane.fleet.people.account_kind import (
 )
 from fleetplane.fleet.people.account_rules import AccountActions, AccountRules, Companion, Reader
 from fleetplane.fleet.people.accounts import Accounts, Authenticated
+from fleetplane.fleet.people.attempts.throttle import ThrottleLimits
 from fleetplane.fleet.people.door import Admitted
 from fleetplane.fleet.people.linked_logins import LinkedLogins, LoginCloser
 from fleetplane.fleet.people.login_records import Login, LoginActions, LoginPolicy, LoginRecords
 from fleetplane.fleet.people.logins import Logins, VerifiedLogin
 from fleetplane.fleet.people.openid.id_tokens import Identity
 from fleetplane.fleet.people.profiles import is_free
-from fleetplane.fleet.people.throttle import ThrottleLimits
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
     AlreadyExists,

@@ -18,7 +18,7 @@ from support.proxies.proxy_api import ADMIN_EMAIL, ADMIN_PASSWORD, Api, rest_api
 from fleetplane.domains.proxies.kinds.records import SESSION
 from fleetplane.domains.proxies.tenancy import logins as proxy_logins
 from fleetplane.domains.proxies.tenancy.users import FAILURES_LIMIT
-from fleetplane.fleet.people.throttle import Guesses, ThrottleLimits
+from fleetplane.fleet.people.attempts.throttle import Guesses, ThrottleLimits
 from fleetplane.kernel.identity.passwords import NOBODYS, PAUSE_SECONDS, Failures, Passwords
 
 

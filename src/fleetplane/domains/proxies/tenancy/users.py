@@ -30,9 +30,9 @@ from fleetplane.domains.proxies.tenancy.passwords import problems as password_pr
 from fleetplane.fleet.people.account_kind import Account
 from fleetplane.fleet.people.account_rules import AccountActions, AccountRules, Companion
 from fleetplane.fleet.people.accounts import Accounts
+from fleetplane.fleet.people.attempts.throttle import ThrottleLimits
 from fleetplane.fleet.people.linked_logins import LinkedLogins, LoginCloser
 from fleetplane.fleet.people.profiles import NewProfile
-from fleetplane.fleet.people.throttle import ThrottleLimits
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
     AlreadyExists,

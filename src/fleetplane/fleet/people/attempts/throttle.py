@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from fleetplane.fleet.people.shared_failures import SharedFailures
+from fleetplane.fleet.people.attempts.shared_failures import SharedFailures
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import ResourceExhausted
 from fleetplane.kernel.identity import MasterKey
