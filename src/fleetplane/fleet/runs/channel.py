@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -82,6 +82,10 @@ class RunChannel(ABC, Generic[S, T, C]):
 
     def left_out(self, skipped: Collection[Skipped]) -> None:
         """Count those that a run leaves out."""
+
+    def printed(self, _target: CommandTarget) -> Iterable[tuple[str, bytes]]:
+        """What is kept of a target's output, by stream, for servers that heard nothing of it as it came."""
+        return ()
 
     def target_ended(self, spec: S, target: CommandTarget) -> None:
         """Count a target that has its outcome. Called once for each, also across restarts."""

@@ -107,6 +107,9 @@ class RunProgress(Generic[S]):
             return
         self._held.pop(target.name, None)
         if state not in OPEN:
+            if self._context.store.shared and not self._feed.has_output(target.name):
+                for stream, output in self._context.channel.printed(target):
+                    self._feed.add_output(target.name, stream, output)
             self._feed.add(TargetEnded(target=target))
             if self._counting:
                 self._context.channel.target_ended(self._run.spec, target)

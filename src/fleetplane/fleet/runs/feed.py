@@ -58,6 +58,8 @@ class RunFeed:
         self._parts: list[bytes] = []
         """Output of that target on that stream which is no event yet."""
         self._parts_size = 0
+        self._printing: set[str] = set()
+        """Targets of which some output has come."""
         self.is_over = False
         self.dropped = 0
 
@@ -84,11 +86,17 @@ class RunFeed:
         if self._parts and (name, stream) != (self._name, self._stream):
             self._gather()
         self._name, self._stream = name, stream
+        if stream != STATUS:
+            self._printing.add(name)
         self._parts.append(output)
         self._parts_size += len(output)
         if self._parts_size >= GATHERED_BYTES or stream == STATUS:
             self._gather()
         self._wake()
+
+    def has_output(self, name: str) -> bool:
+        """Whether some output of a target has come here."""
+        return name in self._printing
 
     def _gather(self) -> None:
         """Make an event of the output that has come."""

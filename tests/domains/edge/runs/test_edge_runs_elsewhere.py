@@ -11,7 +11,7 @@ from support.edge.edge_runs_rig import NODES, SCOPE, Rig, rig_in
 from support.shared.commandkit import FakeCourier
 
 from fleetplane.fleet.runs import runs as runs_module
-from fleetplane.fleet.runs.events import Ended, Started, TargetEnded, TargetStarted
+from fleetplane.fleet.runs.events import Ended, Output, Started, TargetEnded, TargetStarted
 from fleetplane.fleet.runs.records import RunState, Summary
 from fleetplane.kernel.errors import ResourceExhausted
 
@@ -58,6 +58,27 @@ async def test_a_run_begun_on_a_standby_is_driven_by_the_active_server_and_told_
         assert (end.state, end.summary) == (RunState.COMPLETE, Summary(ok=6))
     await standby.until(lambda: standby.runs.open_count == 0)
     assert standby.runs.ended.total() == 0, "counted once, by its driver"
+    observing.cancel()
+    await asyncio.gather(observing, return_exceptions=True)
+
+
+async def test_what_a_target_printed_is_told_where_none_of_it_was_heard_as_it_came(
+    active: Rig, standby: Rig
+) -> None:
+    with standby.store.writing_here():
+        observing = asyncio.create_task(standby.runs.run_here())
+        run = await standby.start()
+    told = asyncio.gather(_events(active, run), _events(standby, run))
+    for number, node in enumerate(NODES, 1):
+        await active.sent_to(number)
+        if node == NODES[0]:  # which is connected to the active server
+            active.runs.progressed(node, run.name, "stdout", b"whole")
+        await active.end(run, node, stdout_tail=b"tail", stderr_tail=b"")
+    here, elsewhere = (
+        [(event.name, event.output) for event in events if isinstance(event, Output)] for events in await told
+    )
+    assert here == [(NODES[0], b"whole"), *((node, b"tail") for node in NODES[1:])]
+    assert elsewhere == [(node, b"tail") for node in NODES]
     observing.cancel()
     await asyncio.gather(observing, return_exceptions=True)
 

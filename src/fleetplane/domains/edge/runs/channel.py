@@ -159,6 +159,11 @@ class EdgeChannel(RunChannel[EdgeRunSpec, Target, ToolRequest]):
     def left_out(self, skipped: Collection[Skipped]) -> None:
         self.tallies.skipped.update(one.reason for one in skipped)
 
+    def printed(self, target: CommandTarget) -> Iterable[tuple[str, bytes]]:
+        assert target.status is not None
+        kept = decode_outcome(target.status.result)
+        return (("stdout", kept.stdout_tail), ("stderr", kept.stderr_tail))
+
     def target_ended(self, spec: EdgeRunSpec, target: CommandTarget) -> None:
         assert target.status is not None
         self.tallies.ended(spec.tool, target, decode_outcome(target.status.result))
