@@ -188,12 +188,7 @@ def _once(active: Writer, standby: Writer) -> None:
 
 def _refusals(standby: Writer) -> None:
     """Whatever is not written everywhere is refused with the name of the active server."""
-    cluster = {"kind": "cluster", "metadata": {"name": "c", "scope": "/tenants/default"}, "spec": {}}
-    refused = [
-        standby.http.put("/clusters/c", json=cluster),
-        standby.http.put("/scopes/tenants/default/clusters/c", json=cluster),
-        standby.call("POST", "/plans", {"objects": [cluster]}),
-    ]
+    refused = [standby.call("POST", "/pins/attic.17/actions/write", {"value": 1})]
     for answer in refused:
         assert (answer.status_code, answer.json()["reason"]) == (503, "StandsBy"), answer.text
         assert "/one is active" in answer.json()["detail"]

@@ -11,13 +11,16 @@ An agent may call a method that changes boards, but only for itself, which the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from google.protobuf.descriptor import ServiceDescriptor
 
 from fleetplane.gen.boards import boards_pb2
 from fleetplane.gen.pi_controller import pi_controller_pb2
 from fleetplane.kernel import access as built_in
 from fleetplane.kernel.access import Grant, Permission, Role
-from fleetplane.rpc import Authentication, MethodRow, Rate, service_rows
+from fleetplane.rpc import Authentication, MethodRow, Needs, Rate, service_rows
 
 LISTENER = "boards"
 PLAIN_LISTENER = "boards-plain"
@@ -114,7 +117,58 @@ _PI_CONTROLLER: Mapping[str, Permission] = {
     "CleanupExpiredCertificates": ADMINISTER,
     "StreamAgentMetrics": REPORT,
 }
+_READS = frozenset(
+    {
+        "SyncClusterState",
+        "GetCluster",
+        "ListClusters",
+        "GetNode",
+        "ListNodes",
+        "GetGPIODevice",
+        "ListGPIODevices",
+        "GetCAInfo",
+        "GetCACertificate",
+        "GetCertificate",
+        "ListCertificates",
+        "ValidateCertificate",
+        "ListCertificateRequests",
+        "GetCertificateStats",
+    }
+)
+"""What every server answers from its store."""
+_CALLS = frozenset(
+    {
+        "RequestProvisioning",
+        "ProvisionNode",
+        "DeprovisionNode",
+        "ReadGPIO",
+        "WriteGPIO",
+        "StreamGPIOReadings",
+    }
+)
+"""What calls boards, or is driven by whoever does: the active server alone."""
 _ENDLESS = frozenset({"StreamGPIOReadings", "StreamAgentMetrics"})
+
+
+def _rows(
+    service: ServiceDescriptor,
+    permissions: Mapping[str, Permission],
+    *,
+    listener: str,
+    authentication: Authentication,
+) -> Iterator[MethodRow]:
+    endless = _ENDLESS & permissions.keys()
+    for row in service_rows(
+        service,
+        permissions,
+        listener=listener,
+        authentication=authentication,
+        endless=endless,
+        reads=_READS & permissions.keys(),
+        needs=Needs.WRITES,
+    ):
+        calls = row.path.rpartition("/")[2] in _CALLS
+        yield replace(row, needs=Needs.ACTIVE) if calls else row
 
 
 METHODS = (
@@ -125,22 +179,9 @@ METHODS = (
         authentication=Authentication.ANONYMOUS,
         permission=None,
         rate=REGISTRATION_RATE,
+        needs=Needs.WRITES,
     ),
-    *service_rows(
-        CONTROL_PLANE, _CONTROL_PLANE, listener=LISTENER, authentication=Authentication.CERTIFICATE
-    ),
-    *service_rows(
-        PI_CONTROLLER,
-        _PI_CONTROLLER,
-        listener=LISTENER,
-        authentication=Authentication.CERTIFICATE,
-        endless=_ENDLESS,
-    ),
-    *service_rows(
-        PI_CONTROLLER,
-        _PI_CONTROLLER,
-        listener=PLAIN_LISTENER,
-        authentication=Authentication.LOCAL,
-        endless=_ENDLESS,
-    ),
+    *_rows(CONTROL_PLANE, _CONTROL_PLANE, listener=LISTENER, authentication=Authentication.CERTIFICATE),
+    *_rows(PI_CONTROLLER, _PI_CONTROLLER, listener=LISTENER, authentication=Authentication.CERTIFICATE),
+    *_rows(PI_CONTROLLER, _PI_CONTROLLER, listener=PLAIN_LISTENER, authentication=Authentication.LOCAL),
 )

@@ -27,6 +27,7 @@ from fleetplane.domains.boards.sets.delivery import BoardSets
 from fleetplane.domains.boards.wire import pins as gpio_wire
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.identity.revocation_lists import AcceptingAgent, RevocationLists
+from fleetplane.kernel.presence.heard import Heard
 from fleetplane.kernel.sessions.sessions import Sessions
 
 
@@ -95,6 +96,7 @@ class BoardCore:
             join_tokens=self.join_tokens,
             policy=BoardPolicy(heartbeat_seconds=options.heartbeat_seconds),
             attention=kernel.attention,
+            heard=Heard(store, clock, channel="boards") if store.shared else None,
         )
 
     def _cluster_names(self) -> dict[int, str]:

@@ -153,6 +153,7 @@ WRITERS: Mapping[str, Writable] = {
         delete=delete_cluster,
         rank=20,
         referred_to=True,
+        anywhere=True,
     ),
     "pin": Writable(
         permission=access.OPERATE,
@@ -160,6 +161,7 @@ WRITERS: Mapping[str, Writable] = {
         put=put_pin,
         delete=delete_pin,
         rank=21,
+        anywhere=True,
         exported=lambda _stored: False,  # its board has to enrol first
         disturbs=pin_disturbs,
     ),

@@ -126,6 +126,8 @@ class BoardStatus(Spec, frozen=True):
     """Its agent knows no TLS: it came through the listener for such."""
     dialect: AgentDialect | None = None
     """As its agent registered; None in records from before this was written down."""
+    arrivals: int = 0
+    """How often its agent has registered; by this the server that calls boards learns of it."""
     boot_id: str = ""
     sequence: int = 0
     """Of the last report before this write."""

@@ -11,7 +11,7 @@ from fleetplane.fleet.releases.agents_service import ReleaseAudience
 from fleetplane.fleet.releases.check_in import AgentCard
 from fleetplane.kernel.errors import PermissionDenied
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import Authentication, CallContext
+from fleetplane.rpc import Authentication, CallContext, Needs
 
 
 class BoardRegister:
@@ -43,4 +43,5 @@ AUDIENCE = ReleaseAudience(
     authentication=Authentication.CERTIFICATE,
     permission=REPORT,
     register=_register,
+    needs=Needs.WRITES,
 )

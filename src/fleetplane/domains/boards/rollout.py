@@ -108,8 +108,8 @@ class BoardPrograms:
         assert rollout
         await self._held.steer(scope, versions, default=default)
 
-    async def again(self, _scope: str, targets: Collection[str]) -> None:
-        self._sets.again({int(name) for name in targets})
+    async def again(self, scope: str, targets: Collection[str]) -> None:
+        await self._sets.again(scope.removeprefix(f"{SETS}/"), {int(name) for name in targets})
 
     async def settle(self, scope: str, version: str, *, rollout: str, held: bool) -> None:
         assert rollout

@@ -232,6 +232,7 @@ def registered(status: BoardStatus, *, now_ns: int) -> BoardStatus:
         reported=None,
         silence=Silence.NONE,
         registered_at_ns=status.registered_at_ns or now_ns,
+        arrivals=status.arrivals + 1,
         last_seen_at_ns=now_ns,
     )
     fresh = settled(fresh, now_ns=now_ns)

@@ -180,13 +180,15 @@ class ControlService:
         board = self._boards.require(number)
         state = wire.state(report.status)
         is_agent = report.source in ("", "agent")
+        boot_id, sequence = wire.text("boot_id", report.boot_id), report.sequence if is_agent else 0
         word = Word(
             state=state if is_agent else None,
             facts=Facts(os_version=report.os_version, kernel_version=report.kernel_version),
             agent_version=wire.text("version", report.version) if is_agent else "",
             conditions=wire.checks(report, writer=context.principal.name),
+            boot_id=boot_id,
+            sequence=sequence,
         )
-        boot_id, sequence = wire.text("boot_id", report.boot_id), report.sequence if is_agent else 0
         answer = self._told_of_revocations(context.principal.name, report) if is_agent else pb.Empty()
         if not self._presence.is_newer(board, boot_id=boot_id, sequence=sequence):
             return answer

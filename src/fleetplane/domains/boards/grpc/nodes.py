@@ -20,13 +20,22 @@ from fleetplane.domains.boards.inventory.deletion import delete_board
 from fleetplane.domains.boards.inventory.last_seen import Presence
 from fleetplane.domains.boards.inventory.liveness import BoardController, Word
 from fleetplane.domains.boards.joining import credentials
-from fleetplane.domains.boards.kinds import AgentDialect, Board, BoardState, BoardStatus, number_of
+from fleetplane.domains.boards.kinds import (
+    BOARD,
+    SCOPE,
+    AgentDialect,
+    Board,
+    BoardState,
+    BoardStatus,
+    number_of,
+)
 from fleetplane.domains.boards.ports import Provisioner, ProvisioningAction, ProvisioningOrder
 from fleetplane.domains.boards.wire import boards as wire
 from fleetplane.domains.boards.wire.paging import page_of
 from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.errors import AlreadyExists, InvalidArgument, ResourceExhausted
 from fleetplane.kernel.identity.revocation import Revocations
+from fleetplane.kernel.store import Draft
 from fleetplane.rpc import CallContext
 
 log = structlog.get_logger(__name__)
@@ -84,7 +93,9 @@ class NodeMethods:
             async with self._plain_joining:
                 await self._boards.up_to_date()
                 self._check_room(facts)
-                board = await self._boards.create(facts, actor=actor, came=self._came(facts, context))
+                board = await self._boards.create(
+                    facts, actor=actor, came=self._came(facts, context), check=self._check_still_room
+                )
         except AlreadyExists as error:
             # It will look for itself in the list next: remember which one it is.
             if (known := error.details.get("board")) is not None:
@@ -98,17 +109,18 @@ class NodeMethods:
         """Refuse one more board that nobody vouches for; those that are known come in as before."""
         if taken_by(facts, self._boards.holder) is not None:
             return
-        count = sum(
-            status.plaintext and not status.key_digest for status in map(status_of, self._boards.all())
-        )
+        count = _plain_boards(self._boards.all())
         if count >= self._plain_limit:
             log.warning("boards.plain_limit_hit", boards=count, limit=self._plain_limit, name=facts.name)
-            raise ResourceExhausted(
-                f"{count} boards came without a certificate, and no more may",
-                hint="delete some that are gone, or raise boards.plain_boards",
-            )
+            raise _no_room(count)
         if count + 1 >= self._plain_limit * NEAR:
             log.warning("boards.plain_limit_near", boards=count + 1, limit=self._plain_limit)
+
+    def _check_still_room(self, draft: Draft) -> None:
+        """Another server may have let one in meanwhile."""
+        count = _plain_boards(draft.list(BOARD, SCOPE))
+        if count >= self._plain_limit:
+            raise _no_room(count)
 
     async def GetNode(self, request: pi.GetNodeRequest, _context: CallContext) -> pi.Node:
         await self._boards.up_to_date()
@@ -205,6 +217,17 @@ class NodeMethods:
         order = ProvisioningOrder(action=ProvisioningAction.DEPROVISION, board_id=request.id)
         answer = await self._provisioner.request(order, actor=context.principal.name)
         return pi.DeprovisionNodeResponse(success=answer.success, message=answer.message)
+
+
+def _plain_boards(boards: Iterable[Board]) -> int:
+    return sum(status.plaintext and not status.key_digest for status in map(status_of, boards))
+
+
+def _no_room(count: int) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"{count} boards came without a certificate, and no more may",
+        hint="delete some that are gone, or raise boards.plain_boards",
+    )
 
 
 def _require_id(number: int) -> None:

@@ -84,11 +84,18 @@ class Boards:
 
     # Writing.
 
-    async def create(self, facts: Facts, *, actor: str, came: Came | None = None) -> Board:
+    async def create(
+        self,
+        facts: Facts,
+        *,
+        actor: str,
+        came: Came | None = None,
+        check: Callable[[Draft], None] = lambda _: None,
+    ) -> Board:
         """A new board; AlreadyExists if its name, hardware address or serial is taken.
 
         `came` is given if an agent is there itself; otherwise somebody writes down a board that
-        nobody has heard from.
+        nobody has heard from. `check` refuses, inside the transaction, a board for which there is no room.
         """
         facts = rules.checked(facts)
         require_name(facts)
@@ -99,6 +106,7 @@ class Boards:
         def change(draft: Draft) -> Board:
             if (known := taken_by(facts, _finder(draft))) is not None:
                 raise known
+            check(draft)
             return add(draft, self.numbers, number, facts, came)
 
         done = await self._store.transact(
@@ -149,26 +157,36 @@ class Boards:
         step: Step,
         *,
         facts: Facts | None = None,
-        conditions: Sequence[Condition] | None = None,
+        merge: Callable[[Board, int], Sequence[Condition]] | None = None,
         actor: str,
     ) -> Board:
-        """What a board says about itself. Nothing is written if that is nothing new."""
+        """What a board says about itself. Nothing is written if that is nothing new.
+
+        `merge` makes its conditions of those that it has, at the time that it is given.
+        """
         facts = rules.checked(facts).of_machine() if facts is not None else Facts()
 
         def change(draft: Draft) -> Board:
             board = _present(draft.get(BOARD, SCOPE, str(number)), number, "id")
             status = step(status_of(board), draft.now_ns)
+            conditions = None if merge is None else merge(board, draft.now_ns)
             return rewrite(draft, board, facts=facts, status=status, conditions=conditions)
 
         return await self._write(number, change, actor=actor, action="boards.report")
 
-    async def silence(self, number: int, silence: Silence, *, last_seen_at_ns: int | None) -> Board | None:
-        """Note that nothing was heard; None if the board is gone."""
+    async def silence(
+        self, number: int, silence: Silence, *, last_seen_at_ns: int | None, judged: int | None = None
+    ) -> Board | None:
+        """Note that nothing was heard; None if the board is gone.
+
+        `judged` is the revision of the board that was found silent: one that was written since may have
+        been heard, and stays as it is.
+        """
 
         def change(draft: Draft) -> Board | None:
             board = draft.get(BOARD, SCOPE, str(number))
-            if board is None:
-                return None
+            if board is None or judged not in (None, board.revision):
+                return board
             status = status_of(board)
             seen = max(status.last_seen_at_ns or 0, last_seen_at_ns or 0) or None
             status = msgspec.structs.replace(status, silence=silence, last_seen_at_ns=seen)

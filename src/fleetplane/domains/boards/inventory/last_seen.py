@@ -7,7 +7,7 @@ word about it on the same connection. Which connection that was is remembered he
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,6 +41,14 @@ class Presence:
             sighting = self._sightings[board] = BoardSighting(seen_at_ns=now_ns)
         sighting.seen_at_ns = now_ns
         return sighting
+
+    def learn(self, heard: Mapping[int, int]) -> None:
+        """When boards were heard by other servers."""
+        for board, at_ns in heard.items():
+            if (sighting := self._sightings.get(board)) is None:
+                self._sightings[board] = BoardSighting(seen_at_ns=at_ns)
+            else:
+                sighting.seen_at_ns = max(sighting.seen_at_ns, at_ns)
 
     def last_seen_ns(self, board: Board) -> int | None:
         """From memory, or as of the last write."""

@@ -3,13 +3,17 @@
 A word from a board costs a look at memory; only when it changes something, or ends a silence, is
 it written. Silence is noticed by the liveness tracker and written by a reconciler, which tries
 again if the store cannot take it.
+
+Boards report by single calls, to any of several servers. There each writes down whom it heard
+(`kernel/presence/heard.py`), and the active one alone declares silence, from what all have written.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import msgspec
 import structlog
@@ -34,9 +38,11 @@ from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.liveness import Liveness, LivenessChanged, LivenessPolicy
+from fleetplane.kernel.presence.heard import LATE_SECONDS, WRITE_SECONDS, Heard
 from fleetplane.kernel.reconcile import Reason, Reconciler, Result
 from fleetplane.kernel.resources import Condition
 from fleetplane.kernel.store import Store
+from fleetplane.kernel.values.times import NS
 from fleetplane.kernel.watch import EventType
 
 log = structlog.get_logger(__name__)
@@ -46,6 +52,10 @@ CONCURRENCY = 32
 SWEEP_SECONDS = 3600.0
 CONDITIONS_LIMIT = 64
 """Of one board: every part of it that is checked, and every service on it that reports."""
+LEARN_SECONDS = 10.0
+"""Between two looks at whom other servers heard."""
+LEEWAY_SECONDS = WRITE_SECONDS + LATE_SECONDS
+"""Beyond its time that a board may be unheard: until the server that hears it has written that down."""
 STALE_INTERVALS = 3
 DEAD_INTERVALS = 10
 
@@ -73,6 +83,9 @@ class Word:
     agent_version: str = ""
     conditions: Sequence[Condition] | None = None
     """By type, what it found out; None if it says nothing about that."""
+    boot_id: str = ""
+    sequence: int = 0
+    """The report's number since that boot; 0 for one without."""
 
 
 class BoardController:
@@ -87,7 +100,9 @@ class BoardController:
         join_tokens: JoinTokens,
         policy: BoardPolicy,
         attention: Attention | None = None,
+        heard: Heard | None = None,
     ) -> None:
+        """`heard` is where several servers note whom they hear; None on a database file."""
         self._store = store
         self._clock = clock
         self._boards = boards
@@ -96,6 +111,13 @@ class BoardController:
         self._join_tokens = join_tokens
         self._policy = policy
         self._watch = SilenceWatch(clock, policy.liveness, attention)
+        self._heard = heard
+        self._silent: dict[str, Liveness] = {}
+        """Boards that the active server has found silent by what all have heard."""
+        self._here: dict[str, float] = {}
+        """When this server heard each, on the monotonic clock; where several servers do."""
+        self._came: dict[str, int] = {}
+        """How often each had arrived when that was last told."""
         self._arrivals: list[Callable[[int], None]] = []
         self.reconciler = Reconciler(
             "boards/liveness", self._look, clock=clock, store=store, concurrency=CONCURRENCY
@@ -114,25 +136,44 @@ class BoardController:
         """An agent has registered."""
         number = number_of(board)
         self._presence.restarted(number, boot_id=boot_id, now_ns=self._clock.now_ns())
-        self._watch.heard(str(number))
+        self._note(number)
+        if self._heard is None:  # else the active server learns it from the log
+            self._tell_of_arrival(number)
+
+    def _tell_of_arrival(self, number: int) -> None:
         for tell in self._arrivals:
             tell(number)
+
+    def _note(self, number: int) -> None:
+        if self._heard is None:
+            self._watch.heard(str(number))
+        else:
+            self._here[str(number)] = self._clock.monotonic()
+            self._heard.note(str(number))
 
     async def heard(self, number: int, word: Word, *, actor: str) -> Board:
         """Take a report of a board in: it is alive, and its state may follow from the report."""
         board = self._boards.require(number)
         now_ns = self._clock.now_ns()
         self._presence.seen(number, now_ns=now_ns)
-        self._watch.heard(str(number))
+        self._note(number)
         conditions = _merged(board, word.conditions, now_ns=now_ns)
         if not self._is_news(board, word, conditions):
             return board
 
         def step(status: BoardStatus, at_ns: int) -> BoardStatus:
             spoken = _spoken(status, word)
+            if self._heard is not None:  # reports come to several servers, and may overtake each other
+                spoken = _counted(spoken, word)
             return msgspec.structs.replace(spoken, last_seen_at_ns=at_ns)
 
-        return await self._boards.hear(number, step, facts=word.facts, conditions=conditions, actor=actor)
+        def merge(found: Board, at_ns: int) -> Sequence[Condition]:
+            return _merged(found, word.conditions, now_ns=at_ns)
+
+        try:
+            return await self._boards.hear(number, step, facts=word.facts, merge=merge, actor=actor)
+        except _OlderReport:
+            return board
 
     async def noted(self, number: int, conditions: Sequence[Condition], *, actor: str) -> Board:
         """Somebody else says how a service on a board is, which is no sign of life of the board."""
@@ -140,7 +181,12 @@ class BoardController:
         merged = _merged(board, conditions, now_ns=self._clock.now_ns())
         if tuple(merged) == board.conditions and not self._store.pending(board.key):
             return board
-        return await self._boards.hear(number, lambda status, _now_ns: status, conditions=merged, actor=actor)
+        return await self._boards.hear(
+            number,
+            lambda status, _now_ns: status,
+            merge=lambda found, now_ns: _merged(found, conditions, now_ns=now_ns),
+            actor=actor,
+        )
 
     def _is_news(self, board: Board, word: Word, conditions: Sequence[Condition]) -> bool:
         status = status_of(board)
@@ -157,6 +203,9 @@ class BoardController:
 
     def take_up(self) -> None:
         """At start: boards that were there have as long to be heard as they may be silent."""
+        self._came = {board.name: status_of(board).arrivals for board in self._boards.all()}
+        if self._heard is not None:
+            return
         limits = self._policy.liveness
         # Oldest first, which is the order that the tracker keeps.
         for silence, ago in ((Silence.STALE, limits.stale_after_seconds), (Silence.NONE, 0.0)):
@@ -165,11 +214,25 @@ class BoardController:
                 if status.registered_at_ns is not None and status.silence is silence:
                     self._watch.heard(board.name, seconds_ago=ago)
 
+    async def run_here(self) -> None:
+        """What each of several servers does, until cancelled."""
+        if self._heard is None:
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._heard.run_here(), name="boards/heard")
+            tasks.create_task(self._follow_silences(), name="boards/silences")
+            tasks.create_task(self._learn(self._heard, judges=False), name="boards/learn")
+
     async def run(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.reconciler.run(), name="boards/reconcile")
-            tasks.create_task(self._watch.run(self._silence_changed), name="boards/silence")
+            if self._heard is None:
+                tasks.create_task(self._watch.run(self._silence_changed), name="boards/silence")
+            else:
+                tasks.create_task(self._heard.run_here(), name="boards/heard")
+                tasks.create_task(self._follow_silences(), name="boards/silences")
+                tasks.create_task(self._learn(self._heard, judges=True), name="boards/learn")
             tasks.create_task(self._follow_boards(), name="boards/follow")
             tasks.create_task(self._sweep(), name="boards/sweep")
 
@@ -178,13 +241,15 @@ class BoardController:
 
     async def _look(self, name: str) -> Result:
         """Write down how long a board has been silent, as it is by now."""
-        state = self._watch.state(name)
+        state = self._watch.state(name) if self._heard is None else self._silent.get(name, Liveness.ONLINE)
         board = self._boards.get(int(name))
         if board is None or state is None or state is Liveness.ONLINE:  # heard again: whoever heard writes
             return Result()
         silence = _SILENCES[state]
         if status_of(board).silence is not silence:
-            await self._boards.silence(int(name), silence, last_seen_at_ns=self._presence.last_seen_ns(board))
+            judged = None if self._heard is None else board.revision
+            last_seen = self._presence.last_seen_ns(board)
+            await self._boards.silence(int(name), silence, last_seen_at_ns=last_seen, judged=judged)
         missing = DEAD_INTERVALS if silence is Silence.DEAD else STALE_INTERVALS
         return Result(explanation=(Reason(code="SILENT", message=f"{missing} reports are missing"),))
 
@@ -196,6 +261,78 @@ class BoardController:
                         await self._bury(event.resource)
                     else:
                         _tell(event.resource)
+                        self._look_for_arrival(event.resource)
+
+    def _look_for_arrival(self, board: Board) -> None:
+        arrivals = status_of(board).arrivals
+        if self._heard is not None and arrivals != self._came.get(board.name, 0):
+            self._came[board.name] = arrivals
+            self._tell_of_arrival(number_of(board))
+
+    # Where several servers hear boards.
+
+    async def _learn(self, heard: Heard, *, judges: bool) -> NoReturn:
+        """Read when boards were heard by any server; on the active one, find those that are silent."""
+        every = min(LEARN_SECONDS, self._policy.heartbeat_seconds)
+        while True:
+            await self._clock.sleep(every)
+            try:
+                ages = await heard.read()
+            except FleetplaneError as error:  # nobody is silent because the database is
+                log.warning("boards.not_learned", error=error.message)
+                continue
+            now_ns = self._clock.now_ns()
+            self._presence.learn(
+                {int(name): now_ns - round(age * NS) for name, age in ages.items() if name.isdecimal()}
+            )
+            if judges and heard.is_settled(self._policy.liveness.stale_after_seconds + LEEWAY_SECONDS):
+                self._judge(ages, now_ns)
+
+    def _judge(self, ages: Mapping[str, float], now_ns: int) -> None:
+        limits = self._policy.liveness
+        silent: dict[str, Liveness] = {}
+        for board in self._boards.all():
+            status = status_of(board)
+            if status.registered_at_ns is None or self._hears(board.name):
+                continue
+            written = (now_ns - (status.last_seen_at_ns or status.registered_at_ns)) / NS
+            age = min(ages.get(board.name, written), written) - LEEWAY_SECONDS
+            if age >= limits.dead_after_seconds:
+                silent[board.name] = Liveness.DEAD
+            elif age >= limits.stale_after_seconds:
+                silent[board.name] = Liveness.STALE
+        changed = silent.items() ^ self._silent.items()
+        self._silent = silent
+        for name in {name for name, _ in changed}:
+            self.reconciler.enqueue(name)
+        # One that was written meanwhile is still as silent as before.
+        for name, state in silent.items():
+            found = self._boards.get(int(name))
+            if found is not None and status_of(found).silence is not _SILENCES[state]:
+                self.reconciler.enqueue(name)
+
+    def _hears(self, name: str) -> bool:
+        heard_at = self._here.get(name)
+        limit = self._policy.liveness.stale_after_seconds
+        return heard_at is not None and self._clock.monotonic() - heard_at < limit
+
+    async def _follow_silences(self) -> None:
+        """Undo a silence that was declared while this server heard the board."""
+        async with self._store.watch(BOARD, SCOPE) as watch:
+            async for batch in watch:
+                for event in batch.events:
+                    name = event.resource.name
+                    if event.type is EventType.DELETED:
+                        self._here.pop(name, None)
+                        self._came.pop(name, None)
+                        continue
+                    found = self._boards.get(int(name))
+                    if (
+                        found is not None
+                        and status_of(found).silence is not Silence.NONE
+                        and self._hears(name)
+                    ):
+                        await self._tolerated(self.heard(int(name), Word(), actor=SERVER))
 
     async def _bury(self, board: Board) -> None:
         number = number_of(board)
@@ -215,6 +352,19 @@ class BoardController:
             await chore
         except FleetplaneError as error:  # what is left over does no harm, and is tried again
             log.warning("boards.chore_failed", error=error.message)
+
+
+class _OlderReport(FleetplaneError):
+    """A newer report of the board was taken in before, by whichever server."""
+
+
+def _counted(status: BoardStatus, word: Word) -> BoardStatus:
+    """With the number of the report; raises if a newer one is known."""
+    if not word.sequence:
+        return status
+    if word.boot_id in ("", status.boot_id) and word.sequence <= status.sequence:
+        raise _OlderReport(f"report {word.sequence} came after report {status.sequence}")
+    return msgspec.structs.replace(status, boot_id=word.boot_id or status.boot_id, sequence=word.sequence)
 
 
 def _spoken(status: BoardStatus, word: Word) -> BoardStatus:

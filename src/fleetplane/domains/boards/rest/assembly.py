@@ -40,6 +40,7 @@ from fleetplane.fleet.people.account_kind import subject_of
 from fleetplane.fleet.people.account_migration import migrate
 from fleetplane.fleet.people.directory import LoginDirectory
 from fleetplane.fleet.people.door import Admitted
+from fleetplane.rpc import Needs
 from fleetplane.web.ops import Mount
 from fleetplane.web.rest.family import FamilyErrors, FamilyText, RestFamily
 from fleetplane.web.rest.gate import RoleGate
@@ -173,7 +174,12 @@ class RestSide:
         probes = Probes(self._system)
         return (
             *self.family.mounts,
-            Mount(path=events_app.PATH, app=self.events, summary="events of boards, over WebSocket"),
+            Mount(
+                path=events_app.PATH,
+                app=self.events,
+                summary="events of boards, over WebSocket",
+                needs=Needs.STORE,
+            ),
             Mount(path="/health", app=probes),
             Mount(path="/ready", app=probes),
         )

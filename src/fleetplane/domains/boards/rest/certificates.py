@@ -136,6 +136,7 @@ class CertificateRoutes:
             Route(
                 method="POST",
                 path="/ca/initialize",
+                needs=Needs.WRITES,
                 handler=self.initialize,
                 tag=_TAG,
                 summary="Confirm that the certificate authority exists",
@@ -145,6 +146,7 @@ class CertificateRoutes:
             Route(
                 method="GET",
                 path="/ca/info",
+                needs=Needs.STORE,
                 handler=self.info,
                 tag=_TAG,
                 permission=READ,
@@ -154,6 +156,7 @@ class CertificateRoutes:
             Route(
                 method="GET",
                 path="/ca/certificate",
+                needs=Needs.STORE,
                 handler=self.certificate,
                 tag=_TAG,
                 permission=READ,
@@ -163,6 +166,7 @@ class CertificateRoutes:
             Route(
                 method="GET",
                 path="/ca/stats",
+                needs=Needs.STORE,
                 handler=self.stats,
                 tag=_TAG,
                 permission=READ,
@@ -172,6 +176,7 @@ class CertificateRoutes:
             Route(
                 method="POST",
                 path="/ca/cleanup",
+                needs=Needs.WRITES,
                 handler=self.cleanup,
                 tag=_TAG,
                 permission=ADMINISTER,
@@ -199,6 +204,7 @@ class CertificateRoutes:
             Route(
                 method="POST",
                 path="/ca/certificates",
+                needs=Needs.WRITES,
                 handler=self.issue,
                 tag=_TAG,
                 permission=ADMINISTER,
@@ -210,6 +216,7 @@ class CertificateRoutes:
             Route(
                 method="POST",
                 path="/ca/certificates/validate",
+                needs=Needs.WRITES,
                 handler=self.validate,
                 tag=_TAG,
                 summary="Validate a certificate against this authority",
@@ -220,6 +227,7 @@ class CertificateRoutes:
             Route(
                 method="GET",
                 path="/ca/certificates/serial/{serial}",
+                needs=Needs.STORE,
                 handler=self.by_serial,
                 tag=_TAG,
                 permission=READ,
@@ -239,6 +247,7 @@ class CertificateRoutes:
             Route(
                 method="POST",
                 path=f"{_ONE}/renew",
+                needs=Needs.WRITES,
                 handler=self.renew,
                 tag=_TAG,
                 permission=ADMINISTER,
@@ -248,6 +257,7 @@ class CertificateRoutes:
             Route(
                 method="POST",
                 path=f"{_ONE}/revoke",
+                needs=Needs.WRITES,
                 handler=self.revoke,
                 tag=_TAG,
                 permission=ADMINISTER,
@@ -276,6 +286,7 @@ class CertificateRoutes:
             Route(
                 method="POST",
                 path="/ca/requests",
+                needs=Needs.WRITES,
                 handler=self.request,
                 tag=_TAG,
                 permission=OPERATE,
@@ -287,6 +298,7 @@ class CertificateRoutes:
             Route(
                 method="POST",
                 path="/ca/requests/{id}/process",
+                needs=Needs.WRITES,
                 handler=self.process,
                 tag=_TAG,
                 permission=ADMINISTER,

@@ -82,6 +82,7 @@ class ClusterRoutes:
             Route(
                 method="POST",
                 path="/clusters",
+                needs=Needs.WRITES,
                 handler=self.create,
                 tag=_TAG,
                 summary="Create a cluster",
@@ -103,6 +104,7 @@ class ClusterRoutes:
             Route(
                 method="PUT",
                 path=_ONE,
+                needs=Needs.WRITES,
                 handler=self.change,
                 tag=_TAG,
                 permission=OPERATE,
@@ -113,6 +115,7 @@ class ClusterRoutes:
             Route(
                 method="DELETE",
                 path=_ONE,
+                needs=Needs.WRITES,
                 handler=self.delete,
                 tag=_TAG,
                 permission=ADMINISTER,
@@ -136,6 +139,7 @@ class ClusterRoutes:
             Route(
                 method="GET",
                 path=f"{_ONE}/nodes",
+                needs=Needs.STORE,
                 handler=self.members,
                 tag=_TAG,
                 permission=READ,
@@ -145,6 +149,7 @@ class ClusterRoutes:
             Route(
                 method="POST",
                 path=f"{_ONE}/nodes",
+                needs=Needs.WRITES,
                 handler=self.add,
                 tag=_TAG,
                 permission=OPERATE,
@@ -155,6 +160,7 @@ class ClusterRoutes:
             Route(
                 method="DELETE",
                 path=f"{_ONE}/nodes/{{node}}",
+                needs=Needs.WRITES,
                 handler=self.remove,
                 tag=_TAG,
                 permission=OPERATE,

@@ -22,6 +22,7 @@ from fleetplane.domains.boards.rest.shapes.inventory import (
 )
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import PermissionDenied
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.routes import Answer, Gate, Route
 
 _TAG = "Joining"
@@ -54,6 +55,7 @@ class JoiningRoutes:
             Route(
                 method="POST",
                 path="/join-tokens",
+                needs=Needs.WRITES,
                 handler=self.create,
                 tag=_TAG,
                 permission=OPERATE,
@@ -66,6 +68,7 @@ class JoiningRoutes:
             Route(
                 method="GET",
                 path="/join-tokens",
+                needs=Needs.STORE,
                 handler=self.list,
                 tag=_TAG,
                 permission=OPERATE,
@@ -76,6 +79,7 @@ class JoiningRoutes:
             Route(
                 method="DELETE",
                 path="/join-tokens/{token}",
+                needs=Needs.WRITES,
                 handler=self.revoke,
                 tag=_TAG,
                 permission=OPERATE,
@@ -85,6 +89,7 @@ class JoiningRoutes:
             Route(
                 method="GET",
                 path="/approvals",
+                needs=Needs.STORE,
                 handler=self.waiting,
                 tag=_TAG,
                 permission=READ,
@@ -95,6 +100,7 @@ class JoiningRoutes:
             Route(
                 method="POST",
                 path="/approvals/{approval}",
+                needs=Needs.WRITES,
                 handler=self.decide,
                 tag=_TAG,
                 permission=ADMINISTER,

@@ -32,6 +32,7 @@ from fleetplane.domains.boards.rest.shapes.inventory import AdoptedNode, NodeDat
 from fleetplane.domains.boards.rules import Facts
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.identity.revocation import Revocations
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.bodies import given
 from fleetplane.web.rest.routes import Answer, Query, Route
 
@@ -104,6 +105,7 @@ class NodeRoutes:
             Route(
                 method="GET",
                 path="/nodes",
+                needs=Needs.STORE,
                 handler=self.list,
                 tag=_TAG,
                 summary="List boards",
@@ -122,6 +124,7 @@ class NodeRoutes:
             Route(
                 method="POST",
                 path="/nodes",
+                needs=Needs.WRITES,
                 handler=self.create,
                 tag=_TAG,
                 permission=OPERATE,
@@ -133,6 +136,7 @@ class NodeRoutes:
             Route(
                 method="GET",
                 path=_ONE,
+                needs=Needs.STORE,
                 handler=self.show,
                 tag=_TAG,
                 permission=READ,
@@ -142,6 +146,7 @@ class NodeRoutes:
             Route(
                 method="PUT",
                 path=_ONE,
+                needs=Needs.WRITES,
                 handler=self.change,
                 tag=_TAG,
                 permission=OPERATE,
@@ -152,6 +157,7 @@ class NodeRoutes:
             Route(
                 method="DELETE",
                 path=_ONE,
+                needs=Needs.WRITES,
                 handler=self.delete,
                 tag=_TAG,
                 permission=ADMINISTER,
@@ -161,6 +167,7 @@ class NodeRoutes:
             Route(
                 method="POST",
                 path=f"{_ONE}/adopt",
+                needs=Needs.WRITES,
                 handler=self.adopt,
                 tag=_TAG,
                 permission=OPERATE,

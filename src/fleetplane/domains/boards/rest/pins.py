@@ -55,6 +55,7 @@ from fleetplane.domains.boards.wire.message_json import json_number
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values.times import NS, spelled, spelled_or_null
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import whole_number
 from fleetplane.web.rest.routes import Answer, Query, Route
 from fleetplane.web.times import parsed
@@ -118,6 +119,7 @@ class GpioRoutes:
             Route(
                 method="GET",
                 path="/gpio",
+                needs=Needs.STORE,
                 handler=self.list,
                 tag=_TAG,
                 summary="List configured pins",
@@ -133,6 +135,7 @@ class GpioRoutes:
             Route(
                 method="POST",
                 path="/gpio",
+                needs=Needs.WRITES,
                 handler=self.create,
                 tag=_TAG,
                 permission=OPERATE,
@@ -144,6 +147,7 @@ class GpioRoutes:
             Route(
                 method="GET",
                 path=_ONE,
+                needs=Needs.STORE,
                 handler=self.show,
                 tag=_TAG,
                 permission=READ,
@@ -153,6 +157,7 @@ class GpioRoutes:
             Route(
                 method="PUT",
                 path=_ONE,
+                needs=Needs.WRITES,
                 handler=self.change,
                 tag=_TAG,
                 permission=OPERATE,
@@ -163,6 +168,7 @@ class GpioRoutes:
             Route(
                 method="DELETE",
                 path=_ONE,
+                needs=Needs.WRITES,
                 handler=self.delete,
                 tag=_TAG,
                 permission=ADMINISTER,

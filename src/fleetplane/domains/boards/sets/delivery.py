@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from fleetplane.domains.boards.commands import selection
 from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.kinds import BOARD, SCOPE, Board, number_of
@@ -125,14 +127,41 @@ class BoardSets:
             return None
         await self._note(board, wanted.set, said)
         is_sent = (said.wanted_set, said.wanted) == (wanted.set, wanted.version)
-        if is_sent and not (number in self._again and said.error):
+        if is_sent and not (said.error and await self._is_to_try_again(wanted.set, number)):
             return None
         self._again.discard(number)
         return message
 
-    def again(self, boards: Collection[int]) -> None:
-        """Have boards try once more what they could not take, after their next report."""
-        self._again |= set(boards)
+    async def again(self, name: str, boards: Collection[int]) -> None:
+        """Have boards of a set try once more what they could not take, after their next report."""
+        if self._store.shared:
+            await self._say_again(name, boards, again=True)
+        else:
+            self._again |= set(boards)
+
+    async def _is_to_try_again(self, name: str, board: int) -> bool:
+        """Whether it is; and if so, that it was told."""
+        if not self._store.shared:
+            return board in self._again
+        stored = self._store.get(BOARD_APPLIED, set_scope(name), str(board))
+        return stored is not None and stored.spec.again and await self._say_again(name, [board], again=False)
+
+    async def _say_again(self, name: str, boards: Collection[int], *, again: bool) -> bool:
+        scope = set_scope(name)
+
+        def change(draft: Draft) -> bool:
+            said = False
+            for board in boards:
+                stored = draft.get(BOARD_APPLIED, scope, str(board))
+                if stored is not None and stored.spec.again is not again:
+                    spec = msgspec.structs.replace(stored.spec, again=again)
+                    draft.put(BOARD_APPLIED, scope, str(board), spec=spec, status=stored.status)
+                    said = True
+            return said
+
+        touches = [BOARD_APPLIED.key(scope, str(board)) for board in boards]
+        done = await self._store.transact(change, actor="server", action="board.again", touches=touches)
+        return done.value
 
     async def _note(self, board: Board, name: str, said: pb.AppliedState) -> None:
         scope = set_scope(name)
@@ -151,7 +180,8 @@ class BoardSets:
                 if draft.get(BOARD_APPLIED, one.scope, one.name) is not None:
                     draft.delete(BOARD_APPLIED, one.scope, one.name)
             if draft.get(BOARD, SCOPE, board.name) is not None:
-                spec = AppliedSpec(board=number_of(board))
+                present = draft.get(BOARD_APPLIED, scope, board.name)
+                spec = present.spec if present is not None else AppliedSpec(board=number_of(board))
                 draft.put(BOARD_APPLIED, scope, board.name, spec=spec, status=after)
 
         keys = {one.key for one in stale} | {BOARD_APPLIED.key(scope, board.name), board.key}

@@ -89,6 +89,8 @@ class AppliedSpec(Spec, frozen=True):
     """One board's part in a set."""
 
     board: int
+    again: bool = False
+    """It is to try once more what it could not take; said here where several servers share a database."""
 
 
 class AppliedStatus(Spec, frozen=True):
