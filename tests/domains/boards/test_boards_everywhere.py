@@ -18,12 +18,12 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from support.boards.boards_processes import Certified
+from support.boards.boards_processes import Certified, Place, config_of
 from support.boards.boards_rig import BoardKey
 from support.shared.cli_runner import execute
 from support.shared.free_ports import free_port
 from support.shared.postgres_server import PostgresServer
-from support.shared.server_process import running_server
+from support.shared.server_process import ServerProcess, running_server
 from support.shared.waiting_server import WaitingServer, patient
 from websockets.sync.client import connect
 
@@ -51,7 +51,8 @@ class Site:
     web: str
     boards: str
     token: str
-    kill: Callable[[], object] = lambda: None
+    active: ServerProcess | None = None
+    """Of the one that is active at first."""
     http: httpx.Client = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,7 +116,7 @@ def sites(tmp_path: Path, postgres: PostgresServer) -> Iterator[list[Site]]:
         assert made.code == 0, made.err
         token = made.out.strip().splitlines()[-1]
         address = one.address("boards", "https").removeprefix("https://")
-        found = [Site(one.web, address, token, one.process.kill)]
+        found = [Site(one.web, address, token, one)]
         for name in ("two", "three"):
             web, boards = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
             at = ("--set", f"listeners.web.addresses={web}", "--set", f"listeners.boards.addresses={boards}")
@@ -138,13 +139,15 @@ def test_boards_call_any_server_and_none_of_them_is_missed(tmp_path: Path, postg
             assert [site.state(board.number) for board in (attic, quiet)] == ["ready", "ready"]
         _people(one, two, three, attic)
         _races(everyone)
+        _commands(tmp_path, one, two, three)
         with _reporting(attic, everyone) as reports:
-            _feed(three, partial(two.did, "POST", "/clusters", {"name": "told"}))
+            _feed(three, partial(two.did, "POST", "/nodes", {"name": "told"}))
             # Nobody hears the one; the other is heard by each server now and then, and never missed.
             while any(site.state(quiet.number) == "ready" for site in everyone):
                 assert {site.state(attic.number) for site in everyone} == {"ready"}
             before = reports()
-            one.kill()
+            assert one.active is not None
+            one.active.process.kill()
             left = [two, three]
             until(lambda: any(_is_active(site) for site in left))
             assert {site.state(attic.number) for site in left} == {"ready"}
@@ -177,6 +180,22 @@ def _people(one: Site, two: Site, three: Site, attic: Certified) -> None:
     refused = two.ask("POST", f"/gpio/{number}/write", {"value": 1})
     assert refused.status_code == 503
     assert "/one is active" in refused.text
+
+
+def _commands(tmp_path: Path, one: Site, two: Site, three: Site) -> None:
+    """A program is asked for on one server, run by the server that calls boards, and seen on a third."""
+    assert one.active is not None
+    place = Place(server=one.active, data=tmp_path / "one", folder=tmp_path, token=one.token)
+    with place.board("cellar", config=config_of(tmp_path)) as board:
+        echo = {"command": "/bin/echo", "args": ["from two"]}
+        said = two.did("POST", f"/nodes/{board.number}/exec", echo)
+        assert said["stdout"] == "from two\n", said
+        seen = three.did("GET", f"/commands/{said['command_id']}")["data"]["outcomes"]
+        assert [(one["node_id"], one["stdout"]) for one in seen] == [(board.number, "from two\n")]
+        run = three.did("POST", "/exec", {**echo, "target": {"node_ids": [board.number]}})["command_id"]
+        until(lambda: one.did("GET", f"/commands/{run}")["data"]["open"] == 0)
+        (outcome,) = two.did("GET", f"/commands/{run}")["data"]["outcomes"]
+        assert (outcome["success"], outcome["stdout"]) == (True, "from two\n"), outcome
 
 
 def _races(everyone: list[Site]) -> None:
@@ -230,8 +249,13 @@ def _reporting(board: Certified, everyone: list[Site]) -> Iterator[Callable[[], 
 def _feed(site: Site, change: Callable[[], object]) -> None:
     """A live feed of a standby tells what is written on another one."""
     with connect(
-        f"{site.web.replace('http', 'ws', 1)}/ws?token={site.token}", open_timeout=DEADLINE_SECONDS
+        f"{site.web.replace('http', 'ws', 1)}/ws?v=events",
+        additional_headers={"authorization": f"Bearer {site.token}"},
+        open_timeout=DEADLINE_SECONDS,
     ) as socket:
+        socket.send('{"type": "ping"}')
+        while "pong" not in str(socket.recv(timeout=DEADLINE_SECONDS)):
+            pass
         change()
         deadline = time.monotonic() + DEADLINE_SECONDS
         while "told" not in str(socket.recv(timeout=DEADLINE_SECONDS)):

@@ -215,6 +215,7 @@ class BoardDomain:
 
     async def prepare_here(self) -> None:
         """On a server that stands by: nobody's state is corrected; the active one calls boards."""
+        await self.nodes.prepare_here()
         await self.rest.family.prepare()
         self.core.controller.take_up()
 
@@ -222,6 +223,7 @@ class BoardDomain:
         """On a server that stands by: note who is heard, and tell what happens."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.core.controller.run_here(), name="boards/heard")
+            tasks.create_task(self.nodes.run_here(), name="boards/nodes")
             tasks.create_task(self.rest.feed.run(), name="boards/events")
 
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:

@@ -12,6 +12,7 @@ from fleetplane.domains.boards.ca.kinds import CERTIFICATE_REQUEST
 from fleetplane.domains.boards.ca.requests import CertificateRequests
 from fleetplane.domains.boards.calls.channels import NodeLinks
 from fleetplane.domains.boards.calls.metrics import NodeCollector
+from fleetplane.domains.boards.commands.calling_server import BOARD_CALLER
 from fleetplane.domains.boards.commands.courier import BoardCommander
 from fleetplane.domains.boards.commands.runs import BOARD_RUN, BoardChannel, BoardRuns
 from fleetplane.domains.boards.core import BoardCore
@@ -32,7 +33,7 @@ from fleetplane.kernel.watch import EventType
 
 log = structlog.get_logger(__name__)
 
-KINDS = (GPIO_DEVICE, CERTIFICATE_REQUEST, BOARD_RUN)
+KINDS = (GPIO_DEVICE, CERTIFICATE_REQUEST, BOARD_RUN, BOARD_CALLER)
 ARRIVALS_LIMIT = 65_536
 """Boards waiting to be given what waited for them; one that finds no room has its commands time out."""
 
@@ -109,6 +110,20 @@ class NodeSide:
     async def prepare(self) -> None:
         await self.commander.prepare()
         await self.runs.prepare()
+
+    async def prepare_here(self) -> None:
+        """On a server that does not call boards by itself."""
+        self.commander.prepare_here()
+        await self.runs.prepare()
+
+    async def run_here(self) -> None:
+        """There, until cancelled: tell what becomes of commands and runs."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.commander.run_here(), name="boards/commands")
+                tasks.create_task(self.runs.run_here(), name="boards/runs")
+        finally:
+            await self.links.close()
 
     async def run(self) -> None:
         """Until cancelled; then nobody is called any more."""

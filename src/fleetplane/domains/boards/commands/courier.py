@@ -16,6 +16,7 @@ import structlog
 
 from fleetplane.domains.boards.calls.channels import Asked, NodeLinks
 from fleetplane.domains.boards.calls.errors import BoardSilent, BoardUnreachable
+from fleetplane.domains.boards.commands.calling_server import CallingServer
 from fleetplane.domains.boards.commands.encoding import (
     Answer,
     BoardProgram,
@@ -26,7 +27,7 @@ from fleetplane.domains.boards.commands.encoding import (
     stored_answer,
 )
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
-from fleetplane.domains.boards.kinds import SCOPE, Silence
+from fleetplane.domains.boards.kinds import SCOPE, Board, Silence
 from fleetplane.fleet.streams.call_courier import Answered, CallCourier
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.access import Role
@@ -81,6 +82,7 @@ class BoardCommander:
         links: NodeLinks,
         attention: Attention | None = None,
     ) -> None:
+        self._store = store
         self._clock = clock
         self._attention = attention
         self._boards = boards
@@ -90,7 +92,15 @@ class BoardCommander:
         self.courier = CallCourier(
             channel=CHANNEL, per_target=PER_BOARD, at_once=AT_ONCE, is_present=self._is_there, call=self._call
         )
-        self.ledger = Commands(store, clock, channel=CHANNEL, courier=self.courier, limits=CommandLimits())
+        self._calling = CallingServer(store, self._is_callable)
+        self.ledger = Commands(
+            store,
+            clock,
+            channel=CHANNEL,
+            courier=self.courier,
+            limits=CommandLimits(),
+            whereabouts=self._calling,
+        )
 
     def __repr__(self) -> str:
         return f"<Commander {self.ledger!r} {self.courier!r}>"
@@ -147,12 +157,19 @@ class BoardCommander:
             answer=answer or stored_answer(status.result),
         )
 
+    def is_reachable(self, target: str) -> bool:
+        """Whether a command would be sent to a board now, by whichever server calls boards."""
+        if self._calling.shared:
+            return self._calling.named(self._store, target) is not None
+        return self.courier.is_present(target)
+
     # For the courier.
 
     def _is_there(self, target: str) -> bool:
         board = self._boards.get(int(target))
-        if board is None:
-            return False
+        return board is not None and self._is_callable(board)
+
+    def _is_callable(self, board: Board) -> bool:
         status = status_of(board)
         if status.speaks_original:
             return True  # it takes none, and says so at once: that it is away would not be why
@@ -163,7 +180,16 @@ class BoardCommander:
     async def prepare(self) -> None:
         """What an earlier run left under way: nobody will answer for it any more."""
         self.ledger.recover()
+        await self._calling.begin()
         await self.ledger.all_lost()
+
+    def prepare_here(self) -> None:
+        """On a server that does not call boards, but issues commands and tells of them."""
+        self.ledger.recover()
+
+    async def run_here(self) -> None:
+        """There, until cancelled: learn what becomes of commands."""
+        await self.ledger.run_here()
 
     async def run(self) -> None:
         """Until cancelled; what is under way then is ended on the boards as well."""

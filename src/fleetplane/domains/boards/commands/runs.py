@@ -80,7 +80,7 @@ class BoardChannel(RunChannel[BoardRunSpec, Target, ProgramCall]):
         return [Candidate(name=name) for name in chosen], missing
 
     def is_present(self, name: str) -> bool:
-        return self._commander.courier.is_present(name)
+        return self._commander.is_reachable(name)
 
     def issue(self, order: ProgramOrder) -> Issue:
         policy = order.policy

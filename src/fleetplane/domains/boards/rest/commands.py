@@ -34,6 +34,7 @@ from fleetplane.kernel.commands.kinds import targets_scope
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import spelled, spelled_or_null
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.routes import Answer, Route, Stream
 from fleetplane.web.streaming import EVENT_STREAM, event
 
@@ -84,6 +85,7 @@ class CommandRoutes:
             Route(
                 method="POST",
                 path="/nodes/{id}/exec",
+                needs=Needs.WRITES,
                 handler=self.execute,
                 tag=_TAG,
                 permission=OPERATE,
@@ -94,6 +96,7 @@ class CommandRoutes:
             Route(
                 method="POST",
                 path="/exec",
+                needs=Needs.WRITES,
                 handler=self.execute_on_many,
                 tag=_TAG,
                 permission=OPERATE,
@@ -105,6 +108,7 @@ class CommandRoutes:
             Route(
                 method="GET",
                 path="/commands",
+                needs=Needs.STORE,
                 handler=self.list,
                 tag=_TAG,
                 permission=READ,
@@ -115,6 +119,7 @@ class CommandRoutes:
             Route(
                 method="GET",
                 path=_ONE,
+                needs=Needs.STORE,
                 handler=self.show,
                 tag=_TAG,
                 permission=READ,
@@ -124,6 +129,7 @@ class CommandRoutes:
             Route(
                 method="GET",
                 path=f"{_ONE}/events",
+                needs=Needs.STORE,
                 handler=self.follow,
                 tag=_TAG,
                 permission=READ,
@@ -133,6 +139,7 @@ class CommandRoutes:
             Route(
                 method="POST",
                 path=f"{_ONE}/cancel",
+                needs=Needs.WRITES,
                 handler=self.cancel,
                 tag=_TAG,
                 permission=OPERATE,

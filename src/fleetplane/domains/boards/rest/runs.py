@@ -72,5 +72,6 @@ def run_routes(runs: BoardRuns, commander: BoardCommander) -> RunRoutes[BoardRun
         program=lambda spec: (spec.order.command, spec.order.args),
         result=result,
         actor=actor,
+        anywhere=True,
     )
     return RunRoutes(runs, requests)
