@@ -66,8 +66,7 @@ class Rig:
         came = Came(address="192.0.2.1", port=9091)
         board = await self.boards[name].create(Facts(name=called), actor="test", came=came)
         self.controllers[name].came(board)
-        for boards in self.boards.values():
-            await until(lambda boards=boards: boards.get(number_of(board)) is not None)
+        await until(lambda: all(boards.get(number_of(board)) for boards in self.boards.values()))
         return number_of(board)
 
     async def hear(self, name: str, number: int, word: Word | None = None) -> None:
@@ -162,12 +161,12 @@ def test_what_two_servers_are_told_about_one_board_at_once_is_all_kept() -> None
                 for name in "abc"
             )
         )
-        for name in "abc":
-            await until(
-                lambda name=name: (
-                    [one.type for one in rig.boards[name].require(number).conditions] == list("abc")
-                )
+        await until(
+            lambda: all(
+                [one.type for one in boards.require(number).conditions] == list("abc")
+                for boards in rig.boards.values()
             )
+        )
 
     play(scene)
 
