@@ -6,11 +6,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from support.edge.edge_signer import BOSS, TENANT
 from support.edge.edge_streams_rig import Daemon, Rig, streams_rig, until
 
+from fleetplane.domains.edge.explain import DaemonExplainer
+from fleetplane.domains.edge.kinds import tenant_scope
+from fleetplane.domains.edge.nodes.config_layers import Place
 from fleetplane.domains.edge.nodes.standings import Standings
 from fleetplane.domains.edge.streams.live import DaemonPresences
 from fleetplane.domains.edge.streams.sealing import Sealer
+from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.presence import PRESENCE, PresenceSpec
 
 
@@ -87,3 +92,27 @@ async def test_daemons_that_nobody_has_are_written_as_disconnected(rig: Rig) -> 
     await move(rig, daemon, left_at_ns=1)
     await standings_elsewhere(rig).ended_elsewhere(daemon.node_id)
     assert rig.state(daemon) == "disconnected"
+
+
+async def test_a_daemon_at_another_server_is_explained_by_its_record(rig: Rig) -> None:
+    nobody = DaemonPresences(Sealer(rig.key, rig.tokens, rig.clock))
+    explainer = DaemonExplainer(rig.store, nobody, rig.layers, rig.clock, whereabouts=rig.side.whereabouts)
+
+    def codes(daemon: Daemon) -> list[str]:
+        findings = explainer.explain(tenant_scope(TENANT), daemon.node_id)
+        return [reason.code for finding in findings for reason in finding.explanation.reasons]
+
+    daemon = await rig.daemon()
+    assert codes(daemon) == ["NEVER_CONNECTED"]
+    await daemon.open()
+    await until(lambda: rig.state(daemon) == "connected")
+    assert codes(daemon) == []
+    await rig.layers.put(Place(tenant=TENANT, node_id=daemon.node_id), {"level": 1}, actor=BOSS)
+    pushed = await daemon.next("push_config")
+    assert codes(daemon) == ["CONFIG_UNCONFIRMED"]
+    chunk = pb.Chunk(status=pb.StatusUpdate(state="config-refused", message="no such level"))
+    await daemon.send(command_progress=daemon.sign.chunk(pushed.version, chunk))
+    await until(lambda: codes(daemon) == ["CONFIG_REFUSED"])
+    assert rig.status(daemon).config_refused_version == pushed.version
+    daemon.leave()
+    await until(lambda: codes(daemon) == ["NOT_CONNECTED"])
