@@ -31,6 +31,7 @@ class Writer:
     """Somebody with a token, at one server; asks again while that cannot say that it is up to date."""
 
     def __init__(self, web: str, bearer: str) -> None:
+        self.fleet = f"{web}/v1/fleet"
         self.http = httpx.Client(
             base_url=f"{web}/apis/v1",
             headers={"authorization": f"Bearer {bearer}"},
@@ -80,6 +81,7 @@ def test_objects_are_written_on_a_standby_as_on_the_active_server(
                 _at_once(active, standby)
                 _plans(active, standby)
                 _once(active, standby)
+                _rollouts(active, standby)
                 _refusals(standby)
                 before = standby.names()
                 one.process.kill()
@@ -111,6 +113,21 @@ def _in_turns(active: Writer, standby: Writer) -> None:
     assert standby.call("DELETE", f"{GROUPS}/web").status_code == 204
     assert active.call("GET", f"{GROUPS}/web").status_code == 404
     assert active.call("DELETE", f"{GROUPS}/web").status_code == 404
+
+
+def _rollouts(active: Writer, standby: Writer) -> None:
+    """Rollouts and their policies are the same on both: what is accepted, what is refused, and why."""
+    policy = {"subject": "edge.config", "scope": "", "policy": {"waves": ["rest"]}}
+    made = standby.call("PUT", f"{standby.fleet}/rollout-policies", policy)
+    assert made.status_code == 200, made.text
+    shown = active.call("GET", f"{active.fleet}/rollout-policies").json()
+    assert [one["subject"] for one in shown["policies"]] == ["edge.config"]
+    wanted = {"subject": "edge.config", "scope": "tenant/acme", "to": "newest"}
+    answers = [one.call("POST", f"{one.fleet}/rollouts", wanted) for one in (standby, active)]
+    assert [answer.status_code for answer in answers] == [404, 404], [one.text for one in answers]
+    assert all("has no daemons" in answer.text for answer in answers)
+    gone = standby.call("DELETE", f"{standby.fleet}/rollout-policies?subject=edge.config&scope=")
+    assert gone.status_code == 204, gone.text
 
 
 def _told_to_watchers(active: Writer, standby: Writer) -> None:

@@ -102,7 +102,7 @@ def _action(verb: str, summary: str) -> Action:
         await rollouts.order(call.stored, order)
         return None
 
-    return Action(name=verb, summary=summary, permission=ROLL_OUT, run=run, body=OrderBody)
+    return Action(name=verb, summary=summary, permission=ROLL_OUT, run=run, body=OrderBody, anywhere=True)
 
 
 ROLLOUTS = PublicResource(

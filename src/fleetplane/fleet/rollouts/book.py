@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from fleetplane.fleet.rollouts.records import (
     ROLLOUT,
@@ -17,7 +16,7 @@ from fleetplane.fleet.rollouts.records import (
     targets_scope,
 )
 from fleetplane.kernel.access import EVERYWHERE, covers
-from fleetplane.kernel.errors import Conflict, NotFound
+from fleetplane.kernel.errors import Conflict, FailedPrecondition, NotFound
 from fleetplane.kernel.resources import AnyKind, Key
 from fleetplane.kernel.rollout.orders import Ordered
 from fleetplane.kernel.rollout.states import ENDED, Status, TargetRecord, counted
@@ -27,6 +26,9 @@ KEEP_SECONDS = 90 * 86_400.0
 """How long a rollout that ended can be looked up."""
 TRIES = 8
 """Of an order whose rollout goes on meanwhile."""
+
+Check = Callable[[Draft | Store], None]
+"""Refuses something by what is so, in the store or in a transaction."""
 
 
 class RolloutBook:
@@ -54,8 +56,8 @@ class RolloutBook:
 
     def list(self, within: str = "", subject: str = "") -> list[Rollout]:
         """Rollouts at or below a scope, the newest first."""
-        found = [one for one in self._store.list(ROLLOUT, within) if subject in ("", one.spec.subject)]
-        return sorted(found, key=lambda one: (one.spec.started_at_ns, one.created_revision), reverse=True)
+        found = self._store.list(ROLLOUT, within)
+        return newest_first(one for one in found if subject in ("", one.spec.subject))
 
     def unfinished(self) -> Iterator[Rollout]:
         """Those that have not ended, or whose subject does not know it yet."""
@@ -73,12 +75,17 @@ class RolloutBook:
         *,
         ending: tuple[Rollout, Ordered] | None,
     ) -> Rollout:
-        """Write a rollout with its targets, by name with their titles, and the end of one it supersedes."""
+        """Write a rollout with its targets, by name with their titles, and the end of one it supersedes.
+
+        `Conflict` if another server has begun one there meanwhile.
+        """
         below = targets_scope(scope, name)
 
         def change(draft: Draft) -> Rollout:
             if ending is not None:
                 _write(draft, *ending)
+            if self._store.shared:
+                _check_is_only_one(draft, scope, spec.subject)
             for target, (title, record) in targets.items():
                 draft.put(
                     ROLLOUT_TARGET, below, target, spec=TargetSpec(title=title), status=record, expect=ABSENT
@@ -100,9 +107,15 @@ class RolloutBook:
         actor: str,
         action: str,
         titles: Mapping[str, str] | None = None,
+        check: Check | None = None,
     ) -> Rollout:
         """Write where a rollout stands now; `Conflict` if it went on since it was read."""
-        change = partial(_write, rollout=rollout, made=made, titles=titles or {})
+
+        def change(draft: Draft) -> Rollout:
+            if check is not None:
+                check(draft)
+            return _write(draft, rollout, made, titles)
+
         done = await self._store.transact(change, actor=actor, action=action, touches=_keys(rollout, made))
         return done.value
 
@@ -113,6 +126,7 @@ class RolloutBook:
         *,
         actor: str,
         action: str,
+        check: Check | None = None,
     ) -> Rollout:
         """Carry out a person's order on where the rollout stands when it is written."""
         for left in reversed(range(TRIES)):
@@ -121,7 +135,7 @@ class RolloutBook:
                 raise NotFound(f"there is no rollout {rollout.name}")
             made = decide(status_of(current), records_of(self._store, current))
             try:
-                return await self.write(current, made, actor=actor, action=action)
+                return await self.write(current, made, actor=actor, action=action, check=check)
             except Conflict:
                 if not left:
                     raise
@@ -152,6 +166,35 @@ class RolloutBook:
                     draft.delete(kind, key.scope, key.name)
 
         await self._store.transact(change, actor="system/rollouts", action="rollout.sweep", touches=keys)
+
+
+def no_check(_reader: Draft | Store) -> None:
+    """Nothing to refuse."""
+
+
+def check_is_last(rollout: Rollout, reader: Draft | Store) -> None:
+    """Refuse what concerns a rollout that was followed by another of its scope."""
+    here = [
+        one
+        for one in reader.list(ROLLOUT, rollout.scope)
+        if (one.scope, one.spec.subject) == (rollout.scope, rollout.spec.subject)
+    ]
+    last = newest_first(here)[0] if here else rollout
+    if last.name != rollout.name:
+        raise FailedPrecondition(
+            f"rollout {last.name} came after it",
+            hint="undo the last one, or start one to the version wanted",
+        )
+
+
+def newest_first(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    return sorted(rollouts, key=lambda one: (one.spec.started_at_ns, one.created_revision), reverse=True)
+
+
+def _check_is_only_one(draft: Draft, scope: str, subject: str) -> None:
+    for one in draft.list(ROLLOUT, scope):
+        if (one.scope, one.spec.subject) == (scope, subject) and status_of(one).phase not in ENDED:
+            raise Conflict(f"rollout {one.name} was started meanwhile")
 
 
 def _keys(rollout: Rollout, made: Ordered) -> list[Key]:

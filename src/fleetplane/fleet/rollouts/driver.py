@@ -78,6 +78,8 @@ class RolloutDriver:
         self._freezes = freezes
         self.subjects = {subject.name: subject for subject in subjects}
         self._observing_since_ns = clock.now_ns()
+        self._written: dict[str, int] = {}
+        """The revision of each rollout that goes on, as this driver has last written it."""
         self.outcomes: Counter[str] = Counter()
         """Targets of rollouts that ended here, by outcome."""
         self.halts: Counter[str] = Counter()
@@ -92,6 +94,10 @@ class RolloutDriver:
     def look_at(self, rollout: Rollout, after_seconds: float = 0.0) -> None:
         """Look at a rollout soon."""
         self.reconciler.enqueue(key_of(rollout), after_seconds)
+
+    def wrote(self, rollout: Rollout) -> bool:
+        """Whether a rollout is as this driver has last written it."""
+        return self._written.get(key_of(rollout)) == rollout.revision
 
     def take_up(self) -> None:
         """At start: look at everything that has not ended."""
@@ -173,6 +179,9 @@ class RolloutDriver:
             action=action,
             titles=titles,
         )
+        self._written[key_of(done)] = done.revision
+        if made.status.phase in ENDED:
+            del self._written[key_of(done)]
         self._tell(rollout, before, made)
         return done
 

@@ -1,16 +1,17 @@
-"""Rollouts of one server: started, shown and ordered about; and started by policies where there are any."""
+"""Rollouts: started, shown and ordered about on any server; and started by policies where there are any."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from fleetplane.fleet import selectors
 from fleetplane.fleet.freeze import Freezes
-from fleetplane.fleet.rollouts.book import RolloutBook
+from fleetplane.fleet.rollouts.book import TRIES, RolloutBook, check_is_last, no_check
 from fleetplane.fleet.rollouts.driver import LOOK_SECONDS, RolloutDriver, key_of
 from fleetplane.fleet.rollouts.gates import Asked, GateSources
 from fleetplane.fleet.rollouts.planning import Planned, planned_waves, rehearsed
@@ -33,6 +34,7 @@ from fleetplane.kernel.access import covers
 from fleetplane.kernel.actors import who
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
+    Conflict,
     FailedPrecondition,
     InvalidArgument,
     NotFound,
@@ -162,9 +164,17 @@ class Rollouts:
         async with lock:
             # One may be on its way to the disk although whoever began it has left, and the lock with them.
             await self._store.settled(ROLLOUT)
-            rollout = await self._start(wanted, subject, scope, to, policy)
+            rollout = await self._started(wanted, subject, scope, to, policy)
         self.driver.look_at(rollout)
         return rollout
+
+    async def _started(self, wanted: Start, subject: Subject, scope: str, to: str, policy: Policy) -> Rollout:
+        for _ in range(TRIES if self._store.shared else 0):
+            try:
+                return await self._start(wanted, subject, scope, to, policy)
+            except Conflict:  # another server was faster: decided again on what it has written
+                continue
+        return await self._start(wanted, subject, scope, to, policy)
 
     def _read(self, wanted: Start) -> tuple[Subject, str, str, Policy]:
         subject = self.subject(wanted.subject)
@@ -256,24 +266,18 @@ class Rollouts:
             raise InvalidArgument(
                 f"{verb.verb[:40]!r} is not an order", field="verb", hint=f"write one of {', '.join(VERBS)}"
             )
-        if verb.verb == "undo":
-            self._check_is_last(rollout)
+        check = partial(check_is_last, rollout) if verb.verb == "undo" else no_check
+        check(self._store)
         done = await self.book.order(
-            rollout, carry_out[verb.verb], actor=verb.actor, action=f"rollout.{verb.verb}"
+            rollout,
+            carry_out[verb.verb],
+            actor=verb.actor,
+            action=f"rollout.{verb.verb}",
+            check=check,
         )
         log.info("rollouts.ordered", rollout=rollout.name, verb=verb.verb, actor=by.actor)
         self.driver.look_at(done)
         return done
-
-    def _check_is_last(self, rollout: Rollout) -> None:
-        last = next(
-            one for one in self.book.list(rollout.scope, rollout.spec.subject) if one.scope == rollout.scope
-        )
-        if last.name != rollout.name:
-            raise FailedPrecondition(
-                f"rollout {last.name} came after it",
-                hint="undo the last one, or start one to the version wanted",
-            )
 
     def _names(self, rollout: Rollout, given: Collection[str]) -> list[str]:
         """Targets by their ids, from ids or from names for people."""
@@ -443,8 +447,10 @@ class Rollouts:
                     if status.phase in ENDED:
                         self._look_at_policies(event.resource.scope)
                     if status.phase not in ENDED or status.settled != status.phase:
-                        # Soon enough, and no more often than one that goes on is looked at anyway.
-                        self.driver.look_at(event.resource, LOOK_SECONDS)
+                        # Soon enough, and no more often than one that goes on is looked at anyway; at once
+                        # what other servers have begun or ordered.
+                        elsewhere = self._store.shared and not self.driver.wrote(event.resource)
+                        self.driver.look_at(event.resource, 0.0 if elsewhere else LOOK_SECONDS)
 
     def _look_at_policies(self, scope: str) -> None:
         for policy in self.policies():
