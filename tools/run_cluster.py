@@ -238,7 +238,7 @@ class Cluster:
         self._agent(gpus, {**os.environ})
 
     def _asked(self, words: list[str], given: str = "", **more: Any) -> str:
-        done = subprocess.run(
+        done: subprocess.CompletedProcess[str] = subprocess.run(
             [BIN / "fleetplane", *words], input=given, capture_output=True, text=True, check=False, **more
         )
         if done.returncode != 0:

@@ -204,7 +204,7 @@ async def test_an_exchanged_token_is_worth_nothing_to_anybody_else(rig: Rig) -> 
         )
     assert unary.value.code() is grpc.StatusCode.UNAUTHENTICATED
     agent.leave()
-    await until(lambda: rig.side.presences.holder(enrolled.agent.name) is None)
+    await until(lambda: rig.side.presences.get(enrolled.agent.name) is None)
     assert not (await thief.open()).success, "also when nobody is connected"
     assert MACHINE_ALERT in rig.alerts(enrolled.agent.name)
     assert (await (await mine.agent()).open()).success
