@@ -45,7 +45,7 @@ def binaries() -> Path:
     return found[-1].parent
 
 
-def _as_other() -> dict[str, object]:
+def as_other() -> dict[str, object]:
     """It refuses to run as root."""
     if os.geteuid() != 0:
         return {}
@@ -74,7 +74,7 @@ class PostgresServer:
                 stdout=subprocess.DEVNULL,
                 stderr=told,
                 cwd="/",
-                **_as_other(),
+                **as_other(),
             )  # type: ignore[call-overload]
         deadline = time.monotonic() + START_SECONDS
         while subprocess.run(
@@ -121,7 +121,7 @@ def running() -> Iterator[PostgresServer]:
             check=True,
             stdout=subprocess.DEVNULL,
             cwd="/",
-            **_as_other(),
+            **as_other(),
         )  # type: ignore[call-overload]
         server = PostgresServer(folder, free_port())
         server.start()

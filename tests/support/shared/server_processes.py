@@ -35,6 +35,7 @@ class Process:
             self.child = subprocess.Popen(
                 [sys.executable, standby_server.__file__, url, folder, name, writes],
                 stdout=told,
+                stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
 
