@@ -22,6 +22,7 @@ FIGURES = (
     "durable_writes",
     "group_commit",
     "bells",
+    "cluster_writes",
     "telemetry_rows",
     "registrations",
     "memory",

@@ -233,12 +233,15 @@ class Load:
 
     async def acknowledge(self, member: Member) -> int:
         """Make objects until one is acknowledged; its revision."""
-        async with asyncio.timeout(DEADLINE_SECONDS):
-            while True:
-                with suppress(NotDone):
-                    if (name := await self.write(member)) is not None:
-                        return self.acknowledged[name]
-                await asyncio.sleep(AGAIN_SECONDS)
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while True:
+            with suppress(NotDone):
+                if (name := await self.write(member)) is not None:
+                    return self.acknowledged[name]
+            assert time.monotonic() < deadline, (
+                f"{member.name} acknowledges nothing\n{self.answers}\n{self.cluster.told()}"
+            )
+            await asyncio.sleep(AGAIN_SECONDS)
 
     async def goes_on(self, *members: Member) -> None:
         """Return when each of these servers, or of all, has acknowledged more."""
