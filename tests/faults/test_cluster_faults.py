@@ -17,11 +17,12 @@ import pytest
 from support.cluster import failures
 from support.cluster.load import Load, load
 from support.cluster.members import an_hour_fast, server_cluster
-from support.cluster.verdict import keeps_promises, made_once, revoked_everywhere
+from support.cluster.verdict import keeps_promises, keys_hold_everywhere, made_once, revoked_everywhere
 from support.shared.postgres_server import PostgresServer, running
 
 KILLS = int(os.environ.get("CLUSTER_KILLS", "0"))
 FAILURES = int(os.environ.get("CLUSTER_FAILURES", "0"))
+KEYS = int(os.environ.get("CLUSTER_KEYS", "5"))
 SEED = int(os.environ.get("CLUSTER_SEED", "1"))
 SHORT = (
     failures.kill_active,
@@ -61,6 +62,7 @@ async def test_a_cluster_keeps_its_promises_whatever_fails(tmp_path: Path, datab
             await traffic.goes_on()
             for fails in SHORT:
                 await fails(traffic, chance)
+            await keys_hold_everywhere(traffic, KEYS)
             await revoked_everywhere(traffic)
         await keeps_promises(traffic)
     _told(f"{len(SHORT)} failures", traffic, begun)

@@ -17,6 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from support.shared import warm_start
 from support.shared.free_ports import free_port
 from support.shared.nats_server import NatsServer
 from support.shared.postgres_server import PostgresServer
@@ -50,7 +51,7 @@ class Member:
     bus: RoughNetwork
     web: str
     edge: str
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[str] | None = None
     is_wanted: bool = True
     """Whether it is started again when it ends."""
     ended: list[int] = field(default_factory=list)
@@ -92,7 +93,7 @@ class Member:
         self.ready.unlink(missing_ok=True)
         self._told_before = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as stderr:
-            self.process = subprocess.Popen(
+            self.process = warm_start.started(
                 [*command(self.folder, *self.arguments), "--ready-file", str(self.ready)],
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,

@@ -9,7 +9,17 @@ from collections import Counter
 from contextlib import suppress
 
 import httpx
-from support.cluster.load import AGAIN_SECONDS, BEGINNING, GROUPS, NOT_NOW, TENANT, Load, clients
+from support.cluster.load import (
+    AGAIN_SECONDS,
+    BEGINNING,
+    GROUPS,
+    NOT_NOW,
+    SCOPE,
+    TENANT,
+    Load,
+    clients,
+    group,
+)
 from support.cluster.members import DEADLINE_SECONDS, ServerCluster
 from support.shared.linearizability import check
 
@@ -133,3 +143,20 @@ async def _watch_until_refused(client: httpx.AsyncClient) -> None:
                 async for _ in stream.aiter_raw():
                     pass
         await asyncio.sleep(AGAIN_SECONDS)
+
+
+async def keys_hold_everywhere(load: Load, rounds: int) -> None:
+    """A request with one idempotency key, sent to all servers at once, is carried out once."""
+    for number in range(rounds):
+        name = f"keyed{number}"
+        body = {"objects": [group(name, "linux")], "scope": SCOPE}
+        key = f"key-{number}-{load.random.random()}"
+        answers = await asyncio.gather(
+            *(
+                load.insist(one, "POST", "/apis/v1/plans", body, idempotency_key=key)
+                for one in load.cluster.members
+            )
+        )
+        made = [one for one in answers if one.status_code == 201]
+        assert {one.status_code for one in answers} <= {201, 409}, [one.text for one in answers]
+        assert len({one.json()["id"] for one in made}) == 1, [one.text for one in answers]
