@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -35,6 +36,8 @@ class RoughNetwork:
     done: Counter[str] = field(default_factory=Counter)
     address: str = ""
     is_cut: bool = False
+    hold_after_bytes: float = math.inf
+    """Of what comes down: then nothing is carried any more, as if who reads had been stopped."""
     _flows: asyncio.Event = field(default_factory=asyncio.Event)
     _open: set[asyncio.StreamWriter] = field(default_factory=set)
     _carriers: set[asyncio.Task[None]] = field(default_factory=set)
@@ -100,6 +103,10 @@ class RoughNetwork:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, down: bool) -> None:
         with contextlib.suppress(OSError):
             while chunk := await self._next(reader):
+                if down:
+                    self.hold_after_bytes -= len(chunk)
+                    if self.hold_after_bytes < 0:
+                        self.hold()
                 fate, rough = self.random.random(), self.roughness
                 if fate < rough.drop:
                     self.done["dropped"] += 1
