@@ -18,9 +18,10 @@ import httpx
 from support.cluster.members import DEADLINE_SECONDS, Member, ServerCluster
 from support.shared.linearizability import Operation
 
-TENANT = "acme"
-SCOPE = f"/tenants/{TENANT}"
-GROUPS = f"/apis/v1/scopes{SCOPE}/edge-groups"
+SCOPE = "/tenants/acme"
+GROUPS = "/apis/v1/edge-groups"
+OF_A_TENANT = 400
+"""Objects that are made in one: each may have a thousand."""
 ANSWER_SECONDS = 8.0
 """Whoever is not answered in this time goes elsewhere, and does not know what became of it."""
 AGAIN_SECONDS = 0.2
@@ -30,10 +31,14 @@ BEGINNING = "v"
 NOT_NOW = frozenset({500, 502, 503, 504})
 
 
-def group(name: str, value: str) -> dict[str, Any]:
+def path(name: str, scope: str = SCOPE) -> str:
+    return f"/apis/v1/scopes{scope}/edge-groups/{name}"
+
+
+def group(name: str, value: str, scope: str = SCOPE) -> dict[str, Any]:
     return {
         "kind": "edge-group",
-        "metadata": {"name": name, "scope": SCOPE},
+        "metadata": {"name": name, "scope": scope},
         "spec": {"selector": {"os": value}},
     }
 
@@ -96,11 +101,12 @@ class Load:
 
     async def write(self, member: Member) -> str | None:
         """Make one object; its name if that was acknowledged."""
-        name = f"w{next(self._numbers)}"
+        number = next(self._numbers)
+        name, scope = f"w{number}", f"{SCOPE}-{number // OF_A_TENANT}"
         self.unknown.add(name)  # also if whoever asks is cancelled
         try:
             answer = await self.call(
-                member, "PUT", f"{GROUPS}/{name}", group(name, "linux"), if_none_match="*"
+                member, "PUT", path(name, scope), group(name, "linux", scope), if_none_match="*"
             )
         except NotDone:
             self.unknown.discard(name)
@@ -121,7 +127,7 @@ class Load:
         )
         made = group(register, value)
         try:
-            answer = await self.call(member, "PUT", f"{GROUPS}/{register}", made, if_match="*")
+            answer = await self.call(member, "PUT", path(register), made, if_match="*")
         except NotDone:
             return
         except asyncio.CancelledError:
@@ -135,7 +141,7 @@ class Load:
 
     async def read_register(self, member: Member, register: str) -> None:
         began = time.monotonic()
-        answer = await self.call(member, "GET", f"{GROUPS}/{register}")
+        answer = await self.call(member, "GET", path(register))
         if answer is None:
             return
         if answer.status_code != 200:
@@ -170,10 +176,10 @@ class Load:
         """For ever, each connection at somebody else."""
         while True:
             member = self._somebody()
-            path = f"/apis/v1/watch?of=edge-groups&after={told.last}"
+            address = f"/apis/v1/watch?of=edge-groups&after={told.last}"
             try:
                 async with self._http[member.name].stream(
-                    "GET", path, timeout=httpx.Timeout(ANSWER_SECONDS, read=20.0)
+                    "GET", address, timeout=httpx.Timeout(ANSWER_SECONDS, read=20.0)
                 ) as stream:
                     if stream.status_code == 200:
                         told.connections[member.name] += 1
@@ -250,9 +256,7 @@ class Load:
 
     async def _make_registers(self) -> None:
         for register in REGISTERS:
-            made = await self.insist(
-                self._somebody(), "PUT", f"{GROUPS}/{register}", group(register, BEGINNING)
-            )
+            made = await self.insist(self._somebody(), "PUT", path(register), group(register, BEGINNING))
             assert made.status_code in {201, 428}, made.text  # the second if an answer was lost
 
 

@@ -15,7 +15,6 @@ from support.cluster.load import (
     GROUPS,
     NOT_NOW,
     SCOPE,
-    TENANT,
     Load,
     clients,
     group,
@@ -23,7 +22,6 @@ from support.cluster.load import (
 from support.cluster.members import DEADLINE_SECONDS, ServerCluster
 from support.shared.linearizability import check
 
-from fleetplane.domains.edge.kinds import tenant_scope
 from fleetplane.domains.edge.nodes.groups import EDGE_GROUP
 from fleetplane.kernel.store.engines.postgres import PostgresEngine
 
@@ -71,9 +69,7 @@ async def _logged(load: Load) -> list[tuple[int, str]]:
                     assert group.author.term >= term, "of one who has the seat no more"
                     term = group.author.term
                 found += [
-                    (row.revision, row.type.lower())
-                    for row in group.log
-                    if row.kind == EDGE_GROUP.name and row.scope == tenant_scope(TENANT)
+                    (row.revision, row.type.lower()) for row in group.log if row.kind == EDGE_GROUP.name
                 ]
     finally:
         await engine.close()
