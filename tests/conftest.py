@@ -23,9 +23,11 @@ import websockets.asyncio.client
 import websockets.sync.client
 from _pytest.unraisableexception import collect_unraisable
 from argon2 import PasswordHasher
+from cryptography.hazmat.primitives.asymmetric import rsa
 from hypothesis.internal.conjecture import providers
 from quick_selection import is_quick
 from support.shared.postgres_server import PostgresServer, running
+from support.shared.ready_keys import ReadyKeys
 from support.shared.run_twice import run_twice
 from support.shared.telemetry_place import TelemetryPlace
 
@@ -125,6 +127,7 @@ async def _accept_unless_closed(
 asyncio.selector_events.BaseSelectorEventLoop._accept_connection2 = _accept_unless_closed  # type: ignore[attr-defined]
 
 NOBODYS = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(os.urandom(32))
+RSA_KEYS = ReadyKeys()
 TESTS = Path(__file__).parent
 RUN_TWICE = (
     "domains/edge/rest/",
@@ -163,6 +166,12 @@ def passwords_are_cheap(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     hasher = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
     monkeypatch.setattr(passwords, "PasswordHasher", lambda: hasher)
     monkeypatch.setattr(passwords, "NOBODYS", NOBODYS)
+
+
+@pytest.fixture(autouse=True)
+def rsa_keys_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give out RSA keys that were made before: hundreds of tests need one, and few need one that is new."""
+    monkeypatch.setattr(rsa, "generate_private_key", RSA_KEYS.generate)
 
 
 @pytest.fixture(autouse=True)

@@ -30,13 +30,11 @@ def test_a_bus_that_refuses_the_server_does_not_keep_it_from_serving(
 ) -> None:
     with nats_server.running(tmp_path, "authorization { token: right }") as nats:
         environment = {
-            **patient(tmp_path),
+            **patient(more=PATIENT, folder=tmp_path),
             "FLEETPLANE_STORE__URL": postgres.database(),
             "FLEETPLANE_BUS__URL": nats.url,
             "FLEETPLANE_BUS__TOKEN": "wrong-one",
         }
-        with (tmp_path / "site" / "sitecustomize.py").open("a") as site:
-            site.write(PATIENT)
         with running_server(tmp_path / "one", "--only", "gpus", environment=environment) as server:
             (web,) = server.listeners["web"]
             deadline = time.monotonic() + START_SECONDS

@@ -154,12 +154,10 @@ def again(ask: Callable[[], T | None]) -> T:
 def servers(tmp_path: Path, postgres: PostgresServer, more: str = "") -> Iterator[list[Server]]:
     """One that is active, and two that stand by."""
     environment = {
-        **patient(tmp_path),
+        **patient(more=more, folder=tmp_path),
         "FLEETPLANE_STORE__URL": postgres.database(),
         "FLEETPLANE_IDENTITY__MASTER_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),
     }
-    with (tmp_path / "site" / "sitecustomize.py").open("a") as site:
-        site.write(more)
     with ExitStack() as stack:
         first = stack.enter_context(running_server(tmp_path / "one", *ONLY, environment=environment))
         standing_by = [
@@ -180,7 +178,7 @@ async def test_a_standby_that_the_database_does_not_answer_refuses_reads_and_end
     tmp_path: Path, postgres: PostgresServer
 ) -> None:
     environment = {
-        **patient(tmp_path),
+        **patient(),
         "FLEETPLANE_STORE__URL": postgres.database(),
         "FLEETPLANE_IDENTITY__MASTER_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),
     }

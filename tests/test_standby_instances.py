@@ -30,7 +30,7 @@ def test_an_agent_at_a_standby_gets_its_files_and_is_heard_by_all(
 ) -> None:
     document = tmp_path / "objects" / "shard" / "local" / "config.jsonc"
     environment = {
-        **patient(tmp_path, reads=True),
+        **patient(reads=True),
         "FLEETPLANE_STORE__URL": postgres.database(),
         "FLEETPLANE_IDENTITY__MASTER_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),
         "FLEETPLANE_INSTANCES__DIRECTORY": str(tmp_path / "objects"),

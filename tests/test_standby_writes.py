@@ -62,7 +62,7 @@ def test_objects_are_written_on_a_standby_as_on_the_active_server(
     tmp_path: Path, postgres: PostgresServer
 ) -> None:
     environment = {
-        **patient(tmp_path, reads=True),
+        **patient(reads=True),
         "FLEETPLANE_STORE__URL": postgres.database(),
         "FLEETPLANE_IDENTITY__MASTER_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),
     }

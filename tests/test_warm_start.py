@@ -97,3 +97,17 @@ def test_what_an_interpreter_looks_at_when_it_begins_is_not_left_out(name: str) 
 def test_another_program_is_started_as_everybody_starts_it() -> None:
     done = warm_start.run([sys.executable, "-c", "import sys; print(sys.argv)", *COMMAND], timeout=SECONDS)
     assert done.stdout.startswith("['-c', ")
+
+
+def test_what_is_wanted_again_comes_from_an_interpreter_that_began_so(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import fleetplane\nfleetplane.__version__ = 'another'\n")
+    path = os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"]))
+    kinds = []
+    for _ in range(3):
+        process = warm_start.started(
+            [*COMMAND, "--version"], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+        )
+        assert process.communicate(timeout=SECONDS)[0] == "fleetplane another\n"
+        kinds.append(type(process))
+    assert kinds[0] is subprocess.Popen
+    assert kinds[1] is kinds[2] is not subprocess.Popen

@@ -147,7 +147,7 @@ def _serves(server: WaitingServer) -> bool:
 @contextmanager
 def running(folder: Path, postgres: PostgresServer) -> Iterator[Cluster]:
     environment = {
-        **patient(folder, reads=True),
+        **patient(reads=True),
         "FLEETPLANE_STORE__URL": postgres.database(),
         "FLEETPLANE_IDENTITY__MASTER_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),
         "FLEETPLANE_PROXIES__ADMIN_PASSWORD": PASSWORD,

@@ -10,31 +10,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Self
 
+from support.shared import warm_start
 from support.shared.server_process import START_SECONDS, STOP_SECONDS, ServerProcess, command
 
-SEAT = """
-from fleetplane.kernel.store.servers import seat
-
-seat.GIVE_UP_SECONDS, seat.LIFE_SECONDS = 18.0, 20.0
-"""
-
-READS = """
-from fleetplane.kernel.store.servers import read_index
-
-read_index.FRESH_SECONDS = 60.0
-
-from fleetplane import standby_reads
-
-standby_reads.STALE_SECONDS = 60.0
-"""
+PATIENT = Path(__file__).parents[1] / "patient"
 
 
-def patient(folder: Path, *, reads: bool = False) -> dict[str, str]:
+def patient(folder: Path | None = None, *, reads: bool = False, more: str = "") -> dict[str, str]:
     """For the environment of servers which keep their seat although the machine stands still for seconds;
-    if wanted, they answer reads then, too."""
-    site = folder / "site"
-    site.mkdir(parents=True)
-    (site / "sitecustomize.py").write_text(SEAT + READS if reads else SEAT)
+    if wanted, they answer reads then, too. More of what they begin with is kept in a folder."""
+    site = PATIENT / ("reads" if reads else "seat")
+    if more:
+        assert folder is not None
+        own = folder / "site"
+        own.mkdir(parents=True)
+        (own / "sitecustomize.py").write_text((site / "sitecustomize.py").read_text() + more)
+        site = own
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))}
 
 
@@ -45,11 +36,10 @@ class WaitingServer:
         folder.mkdir(mode=0o700, parents=True)
         self._ready, self._log = folder / "ready.json", folder / "server.log"
         with self._log.open("a") as stderr:
-            self.process = subprocess.Popen(
+            self.process = warm_start.started(
                 [*command(folder, *arguments), "--ready-file", str(self._ready)],
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
-                text=True,
                 env={**os.environ, **environment},
             )
 

@@ -2,9 +2,10 @@
 
 A process that has imported everything and done nothing yet stands ready, one for each process of tests. Asked
 for a command, it forks, and its child becomes that command: with the arguments, environment, folder and
-streams that it would have been started with, a process number of its own, and nothing shared with anybody.
-What depends on how an interpreter begins (its variables, a program in front of it, what it has loaded) is
-started as everybody starts it.
+streams that it would have been started with, a process number of its own, and nothing shared with anybody but
+RSA keys, of which there are some in a row: servers that are started one after another have others.
+What depends on how an interpreter begins has another to come from, if it is wanted more than once; whatever
+has a program in front of it, or looks at what is loaded, is started as everybody starts it.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
+
+from cryptography.hazmat.primitives.asymmetric import rsa
+from support.shared.ready_keys import ReadyKeys
 
 COMMAND = [sys.executable, "-m", "fleetplane.cli.main"]
 REQUEST_BYTES = 150_000
@@ -42,13 +46,15 @@ LEFT_OUT = ("gen.", "migrations.")
 LATE = ("litestar.plugins.pydantic", "litestar.plugins.attrs", "sqlalchemy.dialects.sqlite.aiosqlite")
 """Modules of others that they import themselves when they begin to work."""
 
+OF_A_SERVER = 2
+"""RSA keys that a server makes when it first starts."""
+
 
 class _Starter:
     """The process that stands ready, as seen by whoever asks it."""
 
-    def __init__(self) -> None:
-        self.environment = dict(os.environ)
-        self.environment.pop(OF_STREAMS, None)
+    def __init__(self, deciding: Mapping[str, str]) -> None:
+        others = {name: value for name, value in os.environ.items() if not name.startswith(OF_INTERPRETERS)}
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._one_at_a_time = threading.Lock()
         with theirs:
@@ -57,7 +63,7 @@ class _Starter:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=self.environment,
+                env={**others, **deciding},
             )
         atexit.register(self._end)
 
@@ -74,13 +80,38 @@ class _Starter:
         self._process.wait()
 
 
-@cache
-def _starter() -> _Starter:
-    return _Starter()
+_starters: dict[tuple[tuple[str, str], ...], _Starter] = {}
+"""By what an interpreter's variables are."""
+_asked_for: Counter[tuple[tuple[str, str], ...]] = Counter()
+_one_at_a_time = threading.Lock()
+
+
+def _starter(environment: Mapping[str, str]) -> _Starter | None:
+    """The one whose interpreter began as one would in this environment.
+
+    None if that is another than tests have themselves, and asked for the first time: it may be the last.
+    """
+    deciding, usual = _deciding(environment), _deciding(os.environ)
+    with _one_at_a_time:
+        _asked_for[deciding] += 1
+        if deciding != usual and _asked_for[deciding] < 2:
+            return None
+        if deciding not in _starters:
+            _starters[deciding] = _Starter(dict(deciding))
+        return _starters[deciding]
+
+
+def _deciding(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    found = (pair for pair in environment.items() if pair[0].startswith(OF_INTERPRETERS))
+    return tuple(sorted(pair for pair in found if pair[0] != OF_STREAMS))
 
 
 class _WarmProcess(subprocess.Popen[str]):
     """A `Popen` whose process is another's child, which is asked how it ended."""
+
+    def __init__(self, starter: _Starter, command: Sequence[str], **options: Any) -> None:
+        self._starter = starter
+        super().__init__(command, **options)
 
     def _execute_child(self, args: Sequence[str], *given: Any) -> None:
         _, _, _, _, cwd, env, _, _, _, *pipes = given
@@ -92,7 +123,7 @@ class _WarmProcess(subprocess.Popen[str]):
         }
         try:
             streams = [number if end == -1 else end for number, end in enumerate(ends[i] for i in (0, 3, 5))]
-            pid = _starter().ask(request, streams)
+            pid = self._starter.ask(request, streams)
             assert pid is not None
             self.pid = pid
             self._child_created = True
@@ -100,7 +131,7 @@ class _WarmProcess(subprocess.Popen[str]):
             self._close_pipe_fds(*ends)  # type: ignore[attr-defined]
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
-        while (status := _starter().ask({"ended": self.pid})) is None:
+        while (status := self._starter.ask({"ended": self.pid})) is None:
             if wait_flags & os.WNOHANG:
                 return 0, 0
             time.sleep(LOOK_SECONDS)
@@ -125,8 +156,11 @@ class _WarmProcess(subprocess.Popen[str]):
 def started(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
     """Like `Popen` with text for streams: from what stands ready if the command is ours and allows it."""
     options["text"] = True
-    kind = _WarmProcess if _is_ours(command) and _allows(options.get("env")) else subprocess.Popen[str]
-    return kind(command, **options)
+    environment = options.get("env")
+    starter = _starter(os.environ if environment is None else environment) if _is_ours(command) else None
+    if starter is None:
+        return subprocess.Popen(command, **options)
+    return _WarmProcess(starter, command, **options)
 
 
 def run(command: Sequence[str], *, timeout: float, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -145,19 +179,6 @@ def _is_ours(command: Sequence[str]) -> bool:
     return list(command[: len(COMMAND)]) == COMMAND
 
 
-def _allows(environment: Mapping[str, str] | None) -> bool:
-    """Whether an interpreter would begin with this environment as the one that stands ready did."""
-
-    def deciding(variables: Mapping[str, str]) -> dict[str, str]:
-        return {
-            name: value
-            for name, value in variables.items()
-            if name.startswith(OF_INTERPRETERS) and name != OF_STREAMS
-        }
-
-    return deciding(os.environ if environment is None else environment) == deciding(_starter().environment)
-
-
 # In the process that stands ready.
 
 
@@ -172,7 +193,7 @@ def _import_everything() -> None:
         importlib.import_module(late)
 
 
-def _asked(control: socket.socket) -> bool:
+def _asked(control: socket.socket, keys: ReadyKeys) -> bool:
     """Answer until there is nobody left to ask. True in a child, which is to be what was asked for."""
     while True:
         message, streams, _, _ = socket.recv_fds(control, REQUEST_BYTES, 3)
@@ -184,6 +205,7 @@ def _asked(control: socket.socket) -> bool:
             answer, status = os.waitpid(request["ended"], os.WNOHANG)
             answer = status if answer else None
         else:
+            keys.skip(OF_A_SERVER)
             answer = os.fork()
             if not answer:
                 control.close()
@@ -231,7 +253,10 @@ def _work() -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import_everything()
+    keys = ReadyKeys()
+    keys.fill()
+    rsa.generate_private_key = keys.generate
     gc.collect()
     gc.freeze()
-    if _asked(socket.socket(fileno=int(sys.argv[1]))):
+    if _asked(socket.socket(fileno=int(sys.argv[1])), keys):
         _work()

@@ -1,0 +1,7 @@
+"""Let servers keep their seat although the machine stands still for seconds: see `waiting_server.patient`."""
+
+from __future__ import annotations
+
+from fleetplane.kernel.store.servers import seat
+
+seat.GIVE_UP_SECONDS, seat.LIFE_SECONDS = 18.0, 20.0
