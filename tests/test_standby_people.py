@@ -65,7 +65,7 @@ class Pair:
 @contextmanager
 def two_servers(folder: Path, url: str) -> Iterator[Pair]:
     environment = {
-        **patient(folder, reads=True),
+        **patient(reads=True),
         "FLEETPLANE_STORE__URL": url,
         "FLEETPLANE_PROXIES__ADMIN_PASSWORD": PASSWORD,
         "FLEETPLANE_IDENTITY__MASTER_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),

@@ -108,7 +108,7 @@ def _called(method: Any, request: Any) -> Any:
 def sites(tmp_path: Path, postgres: PostgresServer) -> Iterator[list[Site]]:
     """One that is active, and two that stand by."""
     environment = {
-        **patient(tmp_path, reads=True),
+        **patient(reads=True),
         "FLEETPLANE_STORE__URL": postgres.database(),
         "FLEETPLANE_IDENTITY__MASTER_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),
     }

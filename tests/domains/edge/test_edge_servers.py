@@ -100,7 +100,7 @@ async def cluster(folder: Path, postgres: PostgresServer) -> AsyncIterator[Clust
     async with AsyncExitStack() as stack:
         balancer = await stack.enter_async_context(rough_network())
         environment = {
-            **patient(folder, reads=True),
+            **patient(reads=True),
             "FLEETPLANE_STORE__URL": postgres.database(),
             "FLEETPLANE_IDENTITY__MASTER_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),
         }
