@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from support.shared.virtual_loop import run
-from support.shared.writing_servers import writing_servers
+from support.shared.virtual_servers import virtual_servers
 
 from fleetplane.domains.proxies.agents.ports import NobodyThere
 from fleetplane.domains.proxies.agents.registry import Agents
@@ -84,7 +84,8 @@ class Site:
 
 def _both(work: Callable[[Site, Site], Awaitable[None]]) -> None:
     async def servers() -> None:
-        async with writing_servers([*KERNEL_KINDS, *BLUEPRINT.kinds]) as stores:
+        async with virtual_servers([*KERNEL_KINDS, *BLUEPRINT.kinds]) as servers:
+            stores = [(await servers.start(name)).store for name in ("one", "two")]
             await work(*(Site(store) for store in stores))
 
     run(servers())

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from support.shared.virtual_loop import run
-from support.shared.writing_servers import writing_servers
+from support.shared.virtual_servers import virtual_servers
 
+from fleetplane.domains.proxies.acme.account import Account, AccountVault
 from fleetplane.domains.proxies.acme.responder import ChallengeBoard
 from fleetplane.domains.proxies.acme.shown_challenges import CHALLENGE, ShownChallenges
 from fleetplane.domains.proxies.agents import answers
@@ -40,7 +41,8 @@ DEGRADED = Standing(state=AgentState.DEGRADED, reasons=("NGINX is not running",)
 
 def _both(work: Callable[[Store, Store], Awaitable[None]]) -> None:
     async def servers() -> None:
-        async with writing_servers([*KERNEL_KINDS, *BLUEPRINT.kinds]) as stores:
+        async with virtual_servers([*KERNEL_KINDS, *BLUEPRINT.kinds]) as servers:
+            stores = [(await servers.start(name)).store for name in ("one", "two")]
             await work(*stores)
 
     run(servers())
@@ -166,5 +168,18 @@ def test_a_challenge_is_answered_by_every_server_for_its_workspace_alone() -> No
         assert await ordering.find_anywhere("left", workspace="w") is None
         await ShownChallenges(one).sweep()
         assert one.count(CHALLENGE) == 0
+
+    _both(work)
+
+
+def test_servers_that_first_order_at_once_have_one_account() -> None:
+    async def work(one: Store, two: Store) -> None:
+        vaults = [AccountVault(store, MasterKey(b"k" * 32, store.clock)) for store in (one, two)]
+        accounts = await asyncio.gather(*(vault.load_or_create("https://ca", "o") for vault in vaults))
+        assert accounts[0] == accounts[1]
+        for vault in vaults:
+            await vault.save("https://ca", "o", Account(key_pem=accounts[0].key_pem, uri="https://ca/1"))
+        await one.confirmed()
+        assert (await vaults[0].load_or_create("https://ca", "o")).uri == "https://ca/1"
 
     _both(work)

@@ -7,12 +7,14 @@ what each of them has proved, so they never do.
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 
 import msgspec
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fleetplane.kernel.identity import MasterKey
+from fleetplane.kernel.identity.sealed_secret import ReplacedMeanwhile, SealedSecret
 from fleetplane.kernel.store import Store
 
 ACTOR = "system/acme"
@@ -30,28 +32,30 @@ class AccountVault:
         self._master = master
 
     async def load_or_create(self, directory_url: str, organization: str) -> Account:
-        """A new key is kept before it is used: an account whose key is lost cannot revoke anything."""
-        found = await self._load(_secret(directory_url, organization))
-        if found is not None:
-            return found
-        made = Account(key_pem=new_key())
-        await self.save(directory_url, organization, made)
-        return made
+        """A new key is kept before it is used: an account whose key is lost cannot revoke anything.
+
+        Of servers that make one at the same time, all have the one that was kept first.
+        """
+
+        async def make() -> bytes:
+            return msgspec.msgpack.encode(Account(key_pem=new_key()))
+
+        kept = await self._kept(_secret(directory_url, organization)).read_or_make(make, actor=ACTOR)
+        return msgspec.msgpack.decode(kept.content, type=Account)
 
     async def shared(self, directory_url: str) -> Account | None:
         """The account that all organisations had before 0.2. Good for revoking what it issued, no more."""
-        return await self._load(_shared_secret(directory_url))
-
-    async def _load(self, name: str) -> Account | None:
-        sealed = await self._store.get_secret(name)
-        if sealed is None:
-            return None
-        return msgspec.msgpack.decode(self._master.open(sealed, purpose=name), type=Account)
+        found = await self._kept(_shared_secret(directory_url)).read()
+        return None if found is None else msgspec.msgpack.decode(found.content, type=Account)
 
     async def save(self, directory_url: str, organization: str, account: Account) -> None:
-        name = _secret(directory_url, organization)
-        sealed = self._master.seal(msgspec.msgpack.encode(account), purpose=name)
-        await self._store.put_secret(name, sealed, actor=ACTOR)
+        """Whoever else saves it meanwhile has registered the same key: either address of it will do."""
+        kept = self._kept(_secret(directory_url, organization))
+        with suppress(ReplacedMeanwhile):
+            await kept.replace(msgspec.msgpack.encode(account), version=kept.version, actor=ACTOR)
+
+    def _kept(self, name: str) -> SealedSecret:
+        return SealedSecret(self._store, self._master, name=name)
 
 
 def _secret(directory_url: str, organization: str) -> str:

@@ -29,6 +29,7 @@ from fleetplane.domains.proxies.serving.binding import names_for
 from fleetplane.domains.proxies.serving.certificates import Material, material
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import MasterKey
+from fleetplane.kernel.identity.sealed_secret import SealedSecret
 from fleetplane.kernel.store import Store
 
 AUTHORITY_DAYS: Final = 3650
@@ -126,14 +127,14 @@ class InternalAuthority:
     # The authority.
 
     async def _authority(self, organization: str) -> _Authority:
-        name = self._secret(organization)
+        kept = SealedSecret(self._store, self._master, name=self._secret(organization))
+
+        async def make() -> bytes:
+            return msgspec.msgpack.encode(await asyncio.to_thread(self._made, organization))
+
         async with self._making:
-            if (sealed := await self._store.get_secret(name)) is not None:
-                return msgspec.msgpack.decode(self._master.open(sealed, purpose=name), type=_Authority)
-            made = await asyncio.to_thread(self._made, organization)
-            sealed = self._master.seal(msgspec.msgpack.encode(made), purpose=name)
-            await self._store.put_secret(name, sealed, actor=ACTOR)
-            return made
+            found = await kept.read_or_make(make, actor=ACTOR)
+        return msgspec.msgpack.decode(found.content, type=_Authority)
 
     def _made(self, organization: str) -> _Authority:
         key_pem = new_key()

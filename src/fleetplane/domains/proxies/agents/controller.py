@@ -140,6 +140,8 @@ class AgentController:
         self._policy = policy
         self._freezes = Freezes(store, clock)
         self._started_ns = clock.now_ns()
+        self._departed: dict[str, int] = {}
+        """Sessions of agents that had their time to reconnect after a server was gone."""
         self._overtook: dict[str, float] = {}
         """When a workspace's versions last went on above a reported one."""
         lasting = LivenessPolicy(
@@ -265,8 +267,9 @@ class AgentController:
                         self.look_at(event.resource.name, seconds)
 
     async def _session_ended(self, agent_id: str, session: int) -> None:
-        """A server is gone, and an agent that it had has not come to another one."""
+        """A server is gone, and an agent that it had has not come to another one in time."""
         await self._commands.lost(agent_id, session=session)
+        self._departed[agent_id] = session
         self.look_at(agent_id)
 
     def _thaw(self, _scope: str) -> None:
@@ -350,6 +353,8 @@ class AgentController:
         found = self._store.get(PRESENCE, CHANNEL, agent.name) if self._whereabouts.shared else None
         if found is None:  # of the time before this server
             return TIMED_OUT, self._seconds_left(self._started_ns, self._policy.silence_seconds)
+        if self._departed.pop(agent.name, None) == found.spec.session:
+            return CLOSED, 0.0
         since_ns = self._last_known_ns(agent, found.spec.left_at_ns)
         return CLOSED, self._seconds_left(since_ns, self._policy.reconnect_seconds)
 
