@@ -254,8 +254,9 @@ class AgentController:
                 for event in batch.events:
                     token = self._store.get(AGENT_TOKEN, event.resource.scope, event.resource.name)
                     live = self._presences.get(event.resource.name)
-                    if live is not None and token is not None and not _is_good(live, token):
-                        self._presences.disconnect(live.agent, reason=REVOKED)
+                    reason = _refusal(live, token) if live is not None and token is not None else ""
+                    if live is not None and reason:
+                        self._presences.disconnect(live.agent, reason=reason)
 
     async def _follow_presences(self) -> None:
         """Look at agents that have left a server, once that would have seen to them: it may be gone, too."""
@@ -524,12 +525,14 @@ class AgentController:
         )
 
 
-def _is_good(live: LiveAgent, token: AgentToken) -> bool:
-    """Whether what a stream came with still lets it in."""
+def _refusal(live: LiveAgent, token: AgentToken) -> str:
+    """Why what a stream came with lets nobody in any more; empty if it still does."""
     bound = token.status.key if token.status is not None else ""
     if live.key:
-        return live.key == bound
-    return not bound and live.digest == token.spec.digest
+        return "" if live.key == bound else REVOKED
+    if live.digest != token.spec.digest:
+        return REVOKED
+    return SUPERSEDED if bound else ""  # the agent has exchanged its token for a certificate
 
 
 _AWAY = Reason(code="AWAY", message="the agent is not connected")

@@ -66,7 +66,10 @@ class AgentService:
     async def ReportHealth(self, request: pb.HealthReport, context: CallContext) -> pb.Ack:
         agent, live = self._caller(context)
         if live is None:  # without a stream it is offline, and its health is nobody's business
-            return pb.Ack(success=False, error_message="open a stream first")
+            message = "open a stream first"
+            if self._presences.is_present(agent.name):
+                message = "report on the stream: it is at another server"
+            return pb.Ack(success=False, error_message=message)
         self._controller.heard_from(agent.name, live)
         await self._streams.take_health(live, request)
         return pb.Ack(success=True)
