@@ -186,6 +186,7 @@ def test_agents_and_rest_of_proxies_are_served_by_every_server(
         _moves(cluster)
         _own_agent(cluster, tmp_path / "agent")
         _contention(cluster)
+        _people(cluster)
         _races(cluster)
         _events(cluster)
         _death(cluster)
@@ -200,8 +201,8 @@ class Fleet:
     def __post_init__(self) -> None:
         one, two, three = self.cluster.sites
         slug = f"s{secrets.token_hex(4)}"
-        organization = two.call("POST", "/organizations", {"name": "Acme", "slug": slug})["id"]
-        path = f"/organizations/{organization}/workspaces"
+        self.organization = two.call("POST", "/organizations", {"name": "Acme", "slug": slug})["id"]
+        path = f"/organizations/{self.organization}/workspaces"
         self.workspace = three.call("POST", path, {"name": "Production", "slug": slug})["id"]
         tokens = f"/workspaces/{self.workspace}/agents/tokens"
         made = one.call("POST", tokens, {"name": "web-1"})
@@ -329,6 +330,33 @@ def _contention(cluster: Cluster) -> None:
         cluster.three.call("POST", f"/agents/{fleet.agent}/token", {})
         until(lambda: held.errors)
         assert held.errors[-1] == "UNAUTHENTICATED"
+
+
+def _people(cluster: Cluster) -> None:
+    """Who logs in at one server is known at the others, and a refresh token is good once among them."""
+    one, two, three = (Site(site.web, site.agents) for site in cluster.sites)
+    with one.http, two.http, three.http:
+        login = {"email": "admin@fleetplane.local", "password": PASSWORD}
+        pair = two.call("POST", "/auth/login", login)
+        one.token = three.token = pair["access_token"]
+        assert three.call("GET", "/auth/me")["user"]["email"] == login["email"]
+        refresh = {"refresh_token": pair["refresh_token"]}
+        with ThreadPoolExecutor(3) as threads:
+            answers = list(
+                threads.map(lambda site: site.ask("POST", "/auth/refresh", refresh), (one, two, three))
+            )
+        assert [answer.status_code for answer in answers].count(200) == 1, [one.text for one in answers]
+        # Whoever showed it again ended the login, on all servers.
+        for site in (one, three):
+            assert site.ask("GET", "/auth/me").status_code == 401
+        # A program's token works everywhere until it is revoked anywhere.
+        fleet = Fleet(cluster)
+        wanted = {"name": "ci", "role": "viewer", "organization_id": fleet.organization}
+        made = cluster.two.call("POST", "/api-tokens", wanted)
+        three.token = made["token"]
+        assert three.call("GET", f"/workspaces/{fleet.workspace}/agents")["data"]
+        cluster.one.call("DELETE", f"/api-tokens/{made['id']}")
+        assert three.ask("GET", f"/workspaces/{fleet.workspace}/agents").status_code == 401
 
 
 def _races(cluster: Cluster) -> None:

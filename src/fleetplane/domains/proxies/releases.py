@@ -10,7 +10,7 @@ from fleetplane.domains.proxies.rules.configuration import labels_of
 from fleetplane.fleet.releases.agents_service import ReleaseAudience
 from fleetplane.fleet.releases.check_in import AgentCard
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import Authentication, CallContext
+from fleetplane.rpc import Authentication, CallContext, Needs
 
 
 class ProxyRegister:
@@ -37,4 +37,5 @@ AUDIENCE = ReleaseAudience(
     permission=REPORT,
     rate=STREAM_RATE,
     register=_register,
+    needs=Needs.WRITES,
 )
