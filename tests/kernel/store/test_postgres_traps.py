@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -21,7 +22,7 @@ from support.shared.postgres_server import PostgresServer, running
 from fleetplane.kernel.errors import IntegrityError, Unavailable
 from fleetplane.kernel.store.engine import Author, Mark, Outcome, WriteGroup
 from fleetplane.kernel.store.engines.postgres import WRITER, PostgresEngine
-from fleetplane.kernel.store.engines.postgres_line import LOADER, connect
+from fleetplane.kernel.store.engines.postgres_line import LOADER, connect, translated
 from fleetplane.kernel.store.engines.postgres_schema import LOCK
 
 DEADLINE_SECONDS = 60.0
@@ -355,3 +356,23 @@ async def test_a_database_of_an_older_version_is_migrated_once_when_no_server_us
     finally:
         for engine in several:
             await engine.close()
+
+
+async def test_a_reader_that_stood_still_in_its_snapshot_is_told_that_the_database_cannot_be_used(
+    url: str,
+) -> None:
+    async def stands_still(engine: PostgresEngine) -> None:
+        async with engine._reading(snapshot=True) as reader:
+            await reader.execute("SET LOCAL idle_in_transaction_session_timeout = '100ms'")
+            time.sleep(1.0)  # noqa: ASYNC251  # the whole process, for longer than a reader may be idle
+            await asyncio.sleep(0)
+
+    async with opened(url) as engine:
+        with pytest.raises(Unavailable):
+            await stands_still(engine)
+        assert (await engine.mark()).number == 0, "the next reader has another connection"
+
+
+def test_what_the_driver_makes_of_an_end_that_was_announced_is_no_defect_of_ours() -> None:
+    with pytest.raises(Unavailable), translated():
+        raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")

@@ -51,7 +51,7 @@ class Line:
                     self._connection = None
                     await asyncio.gather(call, return_exceptions=True)
                     raise
-                except (OSError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError):
+                except (OSError, *BROKEN, asyncpg.PostgresConnectionError):
                     self._connection.terminate()
                     self._connection = None
                     raise
@@ -61,6 +61,11 @@ class Line:
         if connection is not None:
             with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 await connection.close(timeout=CLOSE_SECONDS)
+
+
+BROKEN = (asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What the driver raises of a connection that cannot be used any more. The second is what it makes of an end
+that the database announces between two calls, as it does to who was idle in a transaction for too long."""
 
 
 @asynccontextmanager
@@ -95,7 +100,7 @@ def translated() -> Iterator[None]:
     """Translate a database error into one of the error tree."""
     try:
         yield
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+    except (asyncpg.PostgresError, *BROKEN, OSError, TimeoutError) as error:
         raise _meaning(error) from error
 
 
