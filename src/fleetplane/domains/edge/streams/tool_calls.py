@@ -194,9 +194,10 @@ class Dispatcher:
     async def settle(self, node_id: str, dialect: Dialect) -> None:
         """Before a stream is open: what an earlier one, or an earlier server, had sent is not on this one.
 
-        It waits to be sent again to those who would recognise it.
+        It waits to be sent again to those who would recognise it. What cannot be repeated, and was sent by a
+        server that died with its stream, is lost by now: nobody else would say so.
         """
-        if dialect is Dialect.LEGACY:
+        if dialect is Dialect.LEGACY or self.ledger.shared:
             await self.lost(node_id, dialect)
         await self.ledger.renewed(node_id)
 
