@@ -47,6 +47,8 @@ class SilencedGpus:
 
     def moved(self, before: Gpu | None, after: Gpu | None) -> None:
         was, now = _put_aside(before), _put_aside(after)
+        if was is now:  # nearly always: nobody's
+            return
         for provider in was - now:
             assert before is not None
             names = self._names[provider]
