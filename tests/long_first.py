@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 LONG = (
+    "tests/faults/test_cluster_faults.py",
     "tests/docs/test_pages_run.py::test_the_page_about_boards",
     "tests/web/test_console_browser.py",
     "tests/web/test_console_pages.py",
@@ -19,6 +20,7 @@ LONG = (
     "tests/domains/proxies/rest/test_proxy_openapi.py",
     "tests/domains/edge/test_edge_page.py",
     "tests/faults/test_instances_faults.py",
+    "tests/faults/test_database_failover.py",
     "tests/test_run_script.py",
     "tests/fleet/releases/test_agents_upgraded.py",
     "tests/docs/test_pages_run.py::test_the_page_about_the_command_line",
