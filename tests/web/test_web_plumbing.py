@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from fleetplane.kernel import errors
 from fleetplane.kernel.access import Permission
@@ -21,6 +23,7 @@ from fleetplane.web.documents import Document, Documents
 from fleetplane.web.metrics import GatewayCollector
 from fleetplane.web.ops import Mount, OpsApp, Readiness
 from fleetplane.web.rest import bodies, openapi
+from fleetplane.web.rest.app import application
 from fleetplane.web.rest.gateway import Gateway
 from fleetplane.web.rest.pages import Paging, in_order, listing
 from fleetplane.web.rest.problems import Code, Held, Problem, Rejected, refusal
@@ -259,3 +262,36 @@ async def test_mounted_applications_get_what_lies_below_their_path_and_nothing_e
     assert seen == ["/v1", "/v1/a"]
     assert told["/v1"] == "the API"
     assert "/docs" not in told
+
+
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [
+        (errors.OutcomeUnknown("the database does not say whether this was written"), "warning"),
+        (errors.IntegrityError("the disk lies"), "error"),
+        (errors.NotFound("x"), None),
+    ],
+)
+async def test_an_outcome_that_nobody_knows_is_told_and_is_no_fault_of_the_program(
+    error: FleetplaneError, level: str | None
+) -> None:
+    async def fails(_call: Call[Any]) -> Answer[None]:
+        raise error
+
+    route = Route(method="GET", path="/x", handler=fails, summary="x", tag="t", public=True)
+    app = application(
+        RouteTable("/v1", [route]),
+        gate=Mock(),
+        answers=Mock(),
+        store=Mock(),
+        clock=SystemClock(),
+        requests_per_minute=9,
+    )
+    transport = httpx.ASGITransport(app=app)
+    with capture_logs() as logged:
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            answer = await client.get("/v1/x")
+    assert answer.status_code == refusal(error, "").status
+    assert [entry["log_level"] for entry in logged if entry["event"].startswith("web.")] == (
+        [] if level is None else [level]
+    )

@@ -21,7 +21,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response.base import ASGIResponse
 
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import FleetplaneError, NotFound
+from fleetplane.kernel.errors import FleetplaneError, NotFound, OutcomeUnknown
 from fleetplane.kernel.store import Store
 from fleetplane.rpc import Needs
 from fleetplane.rpc.listening.doors import HANDLER
@@ -263,7 +263,9 @@ def _bound(desk: Desk[C], prefix: str, route: Route) -> HTTPRouteHandler:
 def _error(envelope: Envelope, request: AnyRequest, error: Exception) -> Response[bytes]:
     arrival: Arrival[Any] = request.scope[ARRIVAL]  # type: ignore[literal-required]
     told = request.scope.get(ENVELOPE, envelope)(error, arrival.request_id)  # type: ignore[operator]
-    if not isinstance(error, FleetplaneError) or told.status == 500:
+    if isinstance(error, OutcomeUnknown):  # the store has said why it does not know
+        log.warning("web.outcome_unknown", request_id=arrival.request_id, path=request.url.path)
+    elif not isinstance(error, FleetplaneError) or told.status == 500:
         log.error("web.failed", request_id=arrival.request_id, path=request.url.path, exc_info=error)
     return Response(told.body, status_code=told.status, headers=told.headers, media_type=JSON)
 
