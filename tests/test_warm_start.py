@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -71,6 +72,33 @@ def test_it_is_a_process_of_its_own_that_can_be_killed_and_tells_how_it_ended(tm
         assert not psutil.pid_exists(server.pid)
 
 
+KILLED = """
+import subprocess, sys, time
+from pathlib import Path
+from support.shared import warm_start
+from support.shared.server_process import command
+
+server = warm_start.started(command(Path(sys.argv[1]), "--only", "gpus"), stdout=subprocess.DEVNULL)
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_ends_with_the_tests_that_asked_for_it_although_they_were_killed(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", KILLED, tmp_path], stdout=subprocess.PIPE) as tests:
+        assert tests.stdout is not None
+        server = psutil.Process(int(tests.stdout.readline()))
+        ready = server.parent()
+        assert ready is not None
+        assert ready.ppid() == tests.pid
+        tests.kill()
+    deadline = time.monotonic() + SECONDS
+    for process in (ready, server):
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline, process
+            time.sleep(0.02)
+
+
 def test_several_at_once_do_not_wait_for_each_other() -> None:
     def version(_: int) -> str:
         return warm_start.run([*COMMAND, "--version"], timeout=SECONDS).stdout
@@ -92,6 +120,13 @@ def test_what_an_interpreter_looks_at_when_it_begins_is_not_left_out(name: str) 
 
     assert kind({**os.environ, "FLEETPLANE_DATA_DIR": "/x"}) is not subprocess.Popen
     assert kind({**os.environ, name: "/x"}) is subprocess.Popen
+
+
+def test_an_option_that_is_not_handed_on_is_not_left_out() -> None:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    process = warm_start.started([*COMMAND, "--version"], start_new_session=True, **streams)
+    process.communicate(timeout=SECONDS)
+    assert type(process) is subprocess.Popen
 
 
 def test_another_program_is_started_as_everybody_starts_it() -> None:

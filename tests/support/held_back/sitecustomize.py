@@ -29,7 +29,13 @@ SOCKET_SHARE, SOCKET_SECONDS = 0.01, 0.1
 LATER_SHARE = 0.2
 """How many of the sockets that are ready are heard of in the loop's next turn."""
 
-_dice = random.Random(f"{os.environ.get('HOLD_BACK')}/{os.getpid()}")
+
+def _seed() -> str:
+    return f"{os.environ.get('HOLD_BACK')}/{os.getpid()}"
+
+
+_dice = random.Random(_seed())
+os.register_at_fork(after_in_child=lambda: _dice.seed(_seed()))
 _submit = ThreadPoolExecutor.submit
 _run = threading.Thread.run
 _wait = threading.Condition.wait

@@ -3,7 +3,8 @@
 A process that has imported everything and done nothing yet stands ready, one for each process of tests. Asked
 for a command, it forks, and its child becomes that command: with the arguments, environment, folder and
 streams that it would have been started with, a process number of its own, and nothing shared with anybody but
-RSA keys, of which there are some in a row: servers that are started one after another have others.
+the seed of hashes, and RSA keys, of which there are some in a row: servers that are started one after another
+have others. It ends when whoever asked for it does, also if that was killed.
 What depends on how an interpreter begins has another to come from, if it is wanted more than once; whatever
 has a program in front of it, or looks at what is loaded, is started as everybody starts it.
 """
@@ -11,6 +12,7 @@ has a program in front of it, or looks at what is loaded, is started as everybod
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -36,7 +38,10 @@ COMMAND = [sys.executable, "-m", "fleetplane.cli.main"]
 REQUEST_BYTES = 150_000
 """Below what the kernel takes as one message."""
 LOOK_SECONDS = 0.01
-OF_INTERPRETERS = ("PYTHON", "LD_", "MALLOC", "GRPC_", "OPENSSL_", "SSL_", "HOLD_BACK", "UVLOOP_")
+OF_INTERPRETERS = (
+    *("PYTHON", "LD_", "MALLOC", "GRPC_", "OPENSSL_", "SSL_", "HOLD_BACK", "UVLOOP_"),
+    *("LANG", "LC_", "TZ", "TMPDIR"),
+)
 """Beginnings of variables that are looked at when a program is loaded, and not when it works."""
 OF_STREAMS = "PYTHONUNBUFFERED"
 """Whoever starts one of these has buffered streams, as a shell would give them."""
@@ -45,6 +50,10 @@ LEFT_OUT = ("gen.", "migrations.")
 """Modules of ours that are run by somebody else, or come with those that use them."""
 LATE = ("litestar.plugins.pydantic", "litestar.plugins.attrs", "sqlalchemy.dialects.sqlite.aiosqlite")
 """Modules of others that they import themselves when they begin to work."""
+
+HANDED_ON = frozenset({"stdin", "stdout", "stderr", "env", "cwd", "text"})
+"""Options of `Popen` that a process has from one that stands ready, too."""
+PR_SET_PDEATHSIG = 1
 
 OF_A_SERVER = 2
 """RSA keys that a server makes when it first starts."""
@@ -157,7 +166,8 @@ def started(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
     """Like `Popen` with text for streams: from what stands ready if the command is ours and allows it."""
     options["text"] = True
     environment = options.get("env")
-    starter = _starter(os.environ if environment is None else environment) if _is_ours(command) else None
+    is_plain = _is_ours(command) and options.keys() <= HANDED_ON
+    starter = _starter(os.environ if environment is None else environment) if is_plain else None
     if starter is None:
         return subprocess.Popen(command, **options)
     return _WarmProcess(starter, command, **options)
@@ -195,6 +205,7 @@ def _import_everything() -> None:
 
 def _asked(control: socket.socket, keys: ReadyKeys) -> bool:
     """Answer until there is nobody left to ask. True in a child, which is to be what was asked for."""
+    own = os.getpid()
     while True:
         message, streams, _, _ = socket.recv_fds(control, REQUEST_BYTES, 3)
         if not message:
@@ -209,11 +220,19 @@ def _asked(control: socket.socket, keys: ReadyKeys) -> bool:
             answer = os.fork()
             if not answer:
                 control.close()
+                _end_with(own)
                 _become(request, streams)
                 return True
             for stream in streams:
                 os.close(stream)
         control.send(json.dumps(answer).encode())
+
+
+def _end_with(parent: int) -> None:
+    """Whoever kills a run of tests kills nothing else: its servers would work on, for nobody."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended before that was said
+        os._exit(1)
 
 
 def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
@@ -239,7 +258,10 @@ def _work() -> None:
     try:
         main()
     except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 0
+        if ended.code is None or isinstance(ended.code, int):
+            code = ended.code or 0
+        else:
+            print(ended.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     threading._shutdown()  # type: ignore[attr-defined]
