@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -271,10 +272,40 @@ def test_a_crowd_is_let_in_at_a_rate_in_the_order_of_arrival_and_in_few_transact
 
 
 def test_who_waits_in_the_queue_does_not_hold_up_those_who_came_before() -> None:
-    queue = AdmissionQueue(per_second=10.0, burst=2)
-    assert [round(queue.wait_seconds(100.0), 3) for _ in range(5)] == [0.0, 0.0, 0.1, 0.2, 0.3]
-    assert round(queue.wait_seconds(100.35), 3) == 0.05
-    assert [round(queue.wait_seconds(200.0), 3) for _ in range(3)] == [0.0, 0.0, 0.1]
+    async def scene() -> None:
+        loop, queue = asyncio.get_running_loop(), AdmissionQueue(per_second=10.0, burst=2)
+        clock = virtual_loop.LoopClock(random.Random(1))
+        began = loop.time()
+
+        async def turn() -> float:
+            await queue.turn(clock)
+            return round(loop.time() - began, 3)
+
+        assert await asyncio.gather(*(turn() for _ in range(5))) == [0.0, 0.0, 0.1, 0.2, 0.3]
+        await asyncio.sleep(0.05)
+        assert await turn() == 0.4
+        began += 100
+        await asyncio.sleep(began - loop.time())
+        assert await asyncio.gather(*(turn() for _ in range(3))) == [0.0, 0.0, 0.1]
+
+    virtual_loop.run(scene())
+
+
+def test_an_agent_that_comes_and_goes_without_end_keeps_nobody_out() -> None:
+    async def scene() -> None:
+        async with cluster() as servers:
+            a, _, _ = await hosts(servers)
+            for _ in range(5000):  # each goes while it waits for its turn
+                call = Call(a.host, "restless")
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                call.task.cancel()
+                await asyncio.wait([call.task])
+            began = asyncio.get_running_loop().time()
+            await a.opened("patient")
+            assert asyncio.get_running_loop().time() - began < 1
+
+    virtual_loop.run(scene())
 
 
 def test_a_stream_whose_end_is_cut_short_has_left_all_the_same() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from fleetplane.domains.instances.configuration.hashes import group_etag
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
@@ -24,6 +25,10 @@ FILES_LIMIT = 256  # in one report; a template has a handful
 CERTIFICATE_SUFFIX = ".crt"
 """Of every file that agents take for a certificate."""
 TEXT_LIMIT_BYTES = 1024
+REPORT_LIMIT_BYTES = 64 * 1024
+"""Of one report, which is stored where servers share a database: of 256 files there are 100 bytes each."""
+COUNT_LIMIT = 2**63 - 1
+"""Of whatever is counted, in nanoseconds too: the year 2262."""
 GROUP_SIZE_LIMIT = 100_000
 """Ten times what one server was tried with; a slip of the finger must not ask for two billion machines."""
 VARS_LIMIT = 256
@@ -45,7 +50,12 @@ _DELETE = {EventGeneration.FIRST: 1, EventGeneration.SECOND: 2}
 
 
 def health_report(body: bytes) -> Report:
-    """A report of either generation, told apart by the field numbers that occur in it."""
+    """A report of either generation, told apart by the field numbers that occur in it.
+
+    Whatever is taken can be stored: it is written in one transaction with the reports of other tenants.
+    """
+    if len(body) > REPORT_LIMIT_BYTES:
+        raise InvalidArgument(f"a health report takes {len(body)} bytes, more than {REPORT_LIMIT_BYTES}")
     try:
         if max(_field_numbers(body), default=0) > LAST_FIELD_OF_SECOND_GENERATION:
             return _early_report(early_pb2.EarlyHealthReport.FromString(body))
@@ -69,8 +79,8 @@ def _report(message: agent_pb2.HealthReportRequest) -> Report:
         memory_usage=metrics.memory_usage if metrics.HasField("memory_usage") else None,
         conntrack_percent=_conntrack(metrics),
         dropped_packets=_dropped(metrics),
-        received_bytes=metrics.network_interface.rx_bytes if metrics.HasField("network_interface") else None,
-        sent_bytes=metrics.network_interface.tx_bytes if metrics.HasField("network_interface") else None,
+        received_bytes=_counted(metrics, metrics.network_interface.rx_bytes),
+        sent_bytes=_counted(metrics, metrics.network_interface.tx_bytes),
         connections=dict(metrics.ebpf_counters),
     )
 
@@ -82,9 +92,12 @@ def _conntrack(metrics: agent_pb2.Metrics) -> float | None:
 
 
 def _dropped(metrics: agent_pb2.Metrics) -> int | None:
-    if not metrics.HasField("network_interface"):
-        return None
-    return metrics.network_interface.rx_drops + metrics.network_interface.tx_drops
+    return _counted(metrics, metrics.network_interface.rx_drops + metrics.network_interface.tx_drops)
+
+
+def _counted(metrics: agent_pb2.Metrics, count: int) -> int | None:
+    """A count of the interface that the agent watches, if it watches one."""
+    return min(count, COUNT_LIMIT) if metrics.HasField("network_interface") else None
 
 
 def _early_report(message: early_pb2.EarlyHealthReport) -> Report:
@@ -113,7 +126,7 @@ def _files(entries: Iterable[tuple[str, agent_pb2.FileStatus]]) -> dict[str, str
 
 def _issued(entries: Iterable[tuple[str, agent_pb2.FileStatus]]) -> dict[str, int]:
     return {
-        name: status.last_modified.ToNanoseconds()
+        name: _moment_ns(status.last_modified, field="files.last_modified")
         for name, status in entries
         if name.endswith(CERTIFICATE_SUFFIX) and status.HasField("last_modified")
     }
@@ -125,8 +138,17 @@ def _notice(
     if not message.HasField("termination_notice"):
         return "", None
     notice = message.termination_notice
-    deadline = notice.deadline.ToNanoseconds() if notice.HasField("deadline") else None
+    deadline = None
+    if notice.HasField("deadline"):
+        deadline = _moment_ns(notice.deadline, field="termination_notice.deadline")
     return notice.action or "terminate", deadline
+
+
+def _moment_ns(said: Timestamp, *, field: str) -> int:
+    found = said.ToNanoseconds()
+    if abs(found) > COUNT_LIMIT:
+        raise InvalidArgument("the time is too far away", field=field)
+    return found
 
 
 def _field_numbers(body: bytes) -> set[int]:

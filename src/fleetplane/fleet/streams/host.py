@@ -252,7 +252,7 @@ class StreamHost(Generic[In, Out, L]):
             yield None
             return
         async with self._turns.setdefault(agent, asyncio.Lock()):
-            await self._clock.sleep(self._queue.wait_seconds(self._clock.monotonic()))
+            await self._queue.turn(self._clock)
             if check is not None and (older := self._presences.get(agent)) is not None:
                 check(older)
             place = await where.enter(agent, hello_at_ns=hello_at_ns, digest=digest)
@@ -400,17 +400,27 @@ class StreamHost(Generic[In, Out, L]):
 
 
 class AdmissionQueue:
-    """When each of those who come may begin, in the order in which they came. Pure."""
+    """Lets those who come begin one after the other, in the order in which they came, at a rate.
+
+    Whoever goes away while it waits has taken no place: an agent that comes and goes without end would
+    otherwise keep all others out.
+    """
 
     def __init__(self, *, per_second: float = ADMISSIONS_PER_SECOND, burst: int = ADMISSIONS_BURST) -> None:
         self._gap_seconds = 1 / per_second
         self._burst_seconds = burst / per_second
         self._next = -math.inf
+        self._first = asyncio.Lock()
+        """Held by who is next; those behind it wait in order."""
 
-    def wait_seconds(self, now: float) -> float:
-        """How long one who comes now has to wait; takes the place."""
-        self._next = max(self._next, now - self._burst_seconds) + self._gap_seconds
-        return max(0.0, self._next - now)
+    async def turn(self, clock: Clock) -> None:
+        """Return when it is the caller's turn, which takes it."""
+        async with self._first:
+            now = clock.monotonic()
+            at = max(self._next, now - self._burst_seconds) + self._gap_seconds
+            if at > now:
+                await clock.sleep(at - now)
+            self._next = at
 
 
 class _Pace:

@@ -123,6 +123,17 @@ async def test_there_are_never_more_challenges_than_the_limit(rigs: tuple[Rig, R
     assert (await last.respond(last.answer(challenge, await one.invite()))).node_security_token
 
 
+async def test_what_a_stranger_says_of_a_daemon_is_not_stored(rigs: tuple[Rig, Rig]) -> None:
+    one, other = rigs
+    machine, token = one.machine(), await one.invite()
+    long = pb.NodeCapabilities(supported_runtimes=["x" * 1000] * 200, tags=["y" * 250] * 60)
+    challenge = await machine.attest(capabilities=long, grpc_address="z" * 250, enrolment_token="t" * 8000)
+    (stored,) = one.store.list(CHALLENGE)
+    assert len(stored.spec.sealed) < 600
+    machine.stub = other.stub
+    assert (await machine.respond(machine.answer(challenge, token))).node_security_token
+
+
 async def test_a_workers_call_changes_something_once_on_all_servers(rigs: tuple[Rig, Rig]) -> None:
     one, other = rigs
     worker = await one.worker()

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import pytest
+
+from fleetplane.domains.instances import wire
 from fleetplane.domains.instances.kinds import KINDS, REPORT, InstanceSpec, InstanceStatus, Report
 from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.records.reports import SCOPE, Reports
+from fleetplane.gen.nstance.v1 import agent_pb2
+from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.sim.clock import VirtualClock
 
@@ -74,6 +79,32 @@ async def test_a_report_goes_with_its_instance(tmp_path: Path) -> None:
         await Instances(store).purge("acme", "wkr1")
         await written(reports, Report(instance="wkr1"))
         assert not store.list(REPORT)
+
+
+@pytest.mark.parametrize("poison", ["files", "hash", "modified", "deadline", "counters"])
+async def test_no_report_keeps_those_of_other_tenants_from_being_written(poison: str, tmp_path: Path) -> None:
+    said = agent_pb2.HealthReportRequest(instance_id="wkr1")
+    said.files["a.crt"].last_modified.seconds = 1
+    match poison:
+        case "files":
+            for number in range(200):
+                said.files[f"{number}" + "n" * 8000].error = "e"
+        case "hash":
+            said.config_hash = "h" * 2_000_000
+        case "modified":
+            said.files["a.crt"].last_modified.FromJsonString("9999-12-31T00:00:00Z")
+        case "deadline":
+            said.termination_notice.deadline.FromJsonString("9999-12-31T00:00:00Z")
+        case "counters":
+            interface = said.metrics.network_interface
+            interface.rx_bytes = interface.tx_bytes = interface.rx_drops = interface.tx_drops = 2**64 - 1
+    async with shared(tmp_path) as (store, clock):
+        await Instances(store).record("umbrella", "wkr2", SPEC, InstanceStatus())
+        reports = Reports(clock, store)
+        with suppress(InvalidArgument):  # refused before it is taken, or taken and written
+            reports.take(wire.health_report(said.SerializeToString()))
+        await written(reports, Report(instance="wkr2"))
+        assert "wkr2" in {one.name for one in store.list(REPORT)}
 
 
 async def test_each_report_is_told_with_the_one_before_it(tmp_path: Path) -> None:

@@ -173,6 +173,8 @@ def _candidate(request: pb.AttestNodeRequest) -> Candidate:
         )
     if len(request.enrolment_token) > TOKEN_LIMIT:
         raise InvalidArgument(f"at most {TOKEN_LIMIT} characters", field="enrolment_token")
+    if role is None:  # anybody may say so, and it may be stored: nothing is kept that nobody asks for later
+        return Candidate(node_id=node_id, public_key=request.public_key, role=None)
     return Candidate(
         node_id=node_id,
         public_key=request.public_key,
