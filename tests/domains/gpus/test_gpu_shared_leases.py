@@ -99,6 +99,29 @@ def test_heartbeats_that_alternate_between_servers_keep_a_lease() -> None:
     play(scene)
 
 
+def test_nothing_stays_of_names_that_somebody_makes_up() -> None:
+    few = GpuPolicy(lease_seconds=LEASE_SECONDS, max_providers=4)
+
+    async def scene(rig: Rig) -> None:
+        a, _b, _c = [await rig.start(name) for name in "abc"]
+        await rig.report("b", "gpu-0")
+        for turn in range(8):
+            for one in range(2):
+                await rig.heartbeat("b", f"made-up-{turn}-{one}")
+            await until(lambda: not any(rig.alive("b").values()))
+        engine = a.store.shared_engine
+        assert engine is not None
+        left: set[str] = set()
+        for _ in range(60):
+            left = {name for name in await engine.heard(CHANNEL) if name.startswith("made-up")}
+            if left == set(rig.alive("b")):
+                break
+            await asyncio.sleep(1)
+        assert left == set(rig.alive("b"))
+
+    play(scene, few)
+
+
 def test_any_call_renews_a_lease_that_another_server_granted() -> None:
     async def scene(rig: Rig) -> None:
         a, _b, _c = [await rig.start(name) for name in "abc"]

@@ -148,26 +148,40 @@ class SharedProviders:
         """What every server does, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._heard.run_here(), name="gpus/heard")
-            tasks.create_task(self._follow(), name="gpus/leases")
+            tasks.create_task(self._follow(forgets=False), name="gpus/leases")
             tasks.create_task(self._look(judges=False), name="gpus/look")
 
     async def watch_over(self) -> None:
         """The same, and on the active server what it does for all: write each silence down."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._heard.run_here(), name="gpus/heard")
-            tasks.create_task(self._follow(), name="gpus/leases")
+            tasks.create_task(self._follow(forgets=True), name="gpus/leases")
             tasks.create_task(self._look(judges=self._policy.lease_seconds > 0), name="gpus/look")
 
-    async def _follow(self) -> None:
-        """Undo a silence that was declared while this server heard the provider."""
+    async def _follow(self, *, forgets: bool) -> None:
+        """Undo a silence that was declared while this server heard the provider.
+
+        One server forgets when those were heard that have lost their lease: names cost nothing, so that
+        whoever makes them up would leave more behind than leases there are.
+        """
         async with self._store.watch(PROVIDER_LEASE, SCOPE) as watch:
             async for batch in watch:
                 for event in batch.events:
                     provider = event.resource.name
                     if event.type is EventType.DELETED:
                         self._here.pop(provider, None)
+                        if forgets:
+                            await self._forget(provider)
                     elif self._hears(provider) and is_silent(self._stored(provider)):
                         await self._return(provider)
+
+    async def _forget(self, provider: str) -> None:
+        if self._stored(provider) is not None:  # it has another lease by now
+            return
+        try:
+            await self._heard.forget(provider)
+        except FleetplaneError as error:  # it is forgotten later, with whoever was not heard for long
+            log.warning("gpus.provider_not_forgotten", provider=provider, error=error.message)
 
     def _hears(self, provider: str) -> bool:
         here = self._here.get(provider)

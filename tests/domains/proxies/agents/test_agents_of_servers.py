@@ -10,12 +10,15 @@ from typing import Any, cast
 from support.shared.virtual_loop import run
 from support.shared.virtual_servers import virtual_servers
 
+from fleetplane.domains.proxies import wire
 from fleetplane.domains.proxies.acme.account import Account, AccountVault
 from fleetplane.domains.proxies.acme.responder import ChallengeBoard
 from fleetplane.domains.proxies.acme.shown_challenges import CHALLENGE, ShownChallenges
 from fleetplane.domains.proxies.agents import answers
 from fleetplane.domains.proxies.agents.answers import Answers
-from fleetplane.domains.proxies.agents.live import CHANNEL, LiveAgent, Standing
+from fleetplane.domains.proxies.agents.commands import AgentCommander
+from fleetplane.domains.proxies.agents.live import CHANNEL, AgentPresences, LiveAgent, Standing
+from fleetplane.domains.proxies.agents.ports import Verb
 from fleetplane.domains.proxies.agents.records import Roster
 from fleetplane.domains.proxies.kinds.records import (
     AGENT,
@@ -27,11 +30,13 @@ from fleetplane.domains.proxies.kinds.records import (
     workspace_scope,
 )
 from fleetplane.domains.proxies.kinds.values import AgentState
+from fleetplane.domains.proxies.rules.deployment import Wanted
 from fleetplane.domains.proxies.server import BLUEPRINT
 from fleetplane.kernel.commands import Command
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.kinds import KERNEL_KINDS
-from fleetplane.kernel.presence import Whereabouts
+from fleetplane.kernel.presence import Heard, Whereabouts
+from fleetplane.kernel.sessions.sessions import Sessions
 from fleetplane.kernel.store import Draft, Store
 
 SCOPE = workspace_scope("o", "w")
@@ -143,6 +148,58 @@ def test_what_an_agent_shows_is_given_once_and_only_sealed() -> None:
         await asyncio.sleep(answers.KEEP_SECONDS + 1)
         await here._sweep()
         assert not await one.secret_names(answers.PREFIX)
+
+    _both(work)
+
+
+def test_nobody_but_the_agent_that_was_asked_shows_something_and_only_until_it_has() -> None:
+    async def work(one: Store, two: Store) -> None:
+        agent = await _agent(one)
+        await two.confirmed()
+        async with _whereabouts(two) as there:
+            heard = Heard(two, two.clock, channel=CHANNEL)
+            commander = AgentCommander(
+                two,
+                two.clock,
+                AgentPresences(Sessions(), there, heard, two.clock),
+                whereabouts=there,
+                answers=Answers(two, two.clock, MasterKey(b"k" * 32, two.clock)),
+            )
+            place = await there.enter("a")
+            asked = await commander.ledger.issue(
+                SCOPE, Verb.SHOW, ["a"], actor="test", deliver_within_seconds=60.0, run_for_seconds=60.0
+            )
+            said = wire.Answer(command=asked.name, success=True, message="", output="server { }")
+            neighbour = LiveAgent(
+                agent="b", session=cast("Any", None), since_ns=1, heard_ns=1, record=agent, place=place
+            )
+            await commander.answered(neighbour, said)
+            assert not await two.secret_names(answers.PREFIX)
+            await commander.answered(_live(agent, place), said)
+            (name,) = await two.secret_names(answers.PREFIX)
+            await two.delete_secret(name)
+            await commander.answered(_live(agent, place), said)
+            assert not await two.secret_names(answers.PREFIX)
+
+    _both(work)
+
+
+def test_an_agent_that_another_server_deleted_is_sent_nothing_more() -> None:
+    async def work(one: Store, two: Store) -> None:
+        agent = await _agent(one)
+        await two.confirmed()
+        async with _whereabouts(two) as there:
+            live, roster = _live(agent, await there.enter("a")), Roster(two, there)
+            wanted = Wanted(version=1, config_id="c", checksum="s")
+            assert await roster.note_sent(live, wanted)
+            await one.confirmed()
+            await one.transact(
+                lambda draft: draft.delete(AGENT, SCOPE, "a"),
+                actor="test",
+                action="test",
+                touches=[AGENT.key(SCOPE, "a")],
+            )
+            assert not await roster.note_sent(live, wanted)
 
     _both(work)
 

@@ -11,8 +11,18 @@ from fleetplane.fleet.streams.courier import StreamCourier
 from fleetplane.fleet.streams.presence import Flight
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands import COMMAND, Command, Commands, CommandTarget, State, state_of
+from fleetplane.kernel.commands import (
+    COMMAND,
+    COMMAND_TARGET,
+    OPEN,
+    Command,
+    Commands,
+    CommandTarget,
+    State,
+    state_of,
+)
 from fleetplane.kernel.commands.courier import CommandLimits
+from fleetplane.kernel.commands.kinds import targets_scope
 from fleetplane.kernel.errors import Unavailable
 from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.store import Store
@@ -112,7 +122,12 @@ class AgentCommander:
         """Take an agent's answer in, also for a command of an earlier stream."""
         flight = self.courier.landed(live, said.command)
         command = self._store.get(COMMAND, live.record.scope, said.command) if self._store.shared else None
-        if command is not None and command.spec.verb == Verb.SHOW and said.output:
+        if (
+            command is not None
+            and command.spec.verb == Verb.SHOW
+            and said.output
+            and self._is_asked(live, command)
+        ):
             await self._answers.pass_on(command, said.output)  # before anybody is told that it is there
         if command is None or command.spec.verb == Verb.SHOW:
             await self.ledger.answered(
@@ -124,6 +139,11 @@ class AgentCommander:
             await self.ledger.ended(live.agent, said.command, outcome, detail=said.message, result=kept)
         if flight is not None:
             await self.ledger.room(live.agent)
+
+    def _is_asked(self, live: LiveAgent, command: Command) -> bool:
+        """Whether an agent's answer to a command is waited for: others of its workspace must not answer."""
+        target = self._store.get(COMMAND_TARGET, targets_scope(command.scope, command.name), live.agent)
+        return target is not None and state_of(target) in OPEN
 
     # For REST.
 

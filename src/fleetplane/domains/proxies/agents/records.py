@@ -242,17 +242,16 @@ class Roster:
     # Configuration.
 
     async def note_sent(self, live: LiveAgent, wanted: Wanted) -> bool:
-        """A version is on its way; written before it is sent. False if the stream is not the agent's."""
+        """A version is on its way; written before it is sent. False if the stream is not the agent's, or the
+        agent was deleted."""
         agent = live.record
         scope = agent_scope(agent.scope, agent.name)
         name = version_name(wanted.version)
         surplus = [old.name for old in self.deployments(agent)[: -DEPLOYMENTS_KEPT + 1] if old.name != name]
 
         def change(draft: Draft) -> bool:
-            if not self._speaks(draft, live):
+            if not self._speaks(draft, live) or draft.get(AGENT, agent.scope, agent.name) is None:
                 return False
-            if draft.get(AGENT, agent.scope, agent.name) is None:
-                return True
             for old in surplus:
                 if draft.get(DEPLOYMENT, scope, old) is not None:
                     draft.delete(DEPLOYMENT, scope, old)
