@@ -60,6 +60,11 @@ def change(index: int, turn: int) -> bytes:
     return request.SerializeToString()
 
 
+def question(index: int, turn: int) -> bytes:
+    """An encoded `GetGpuRequest`."""
+    return gpu_pb2.GetGpuRequest(name=name(index)).SerializeToString()
+
+
 @contextmanager
 def channel(server: Server) -> Iterator[grpc.Channel]:
     options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]

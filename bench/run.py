@@ -19,6 +19,7 @@ FIGURES = (
     "standby_reads",
     "list_gpus",
     "fan_out",
+    "fan_out_effort",
     "durable_writes",
     "group_commit",
     "bells",

@@ -77,6 +77,29 @@ def _status(pid: int, field: str) -> int:
     raise RuntimeError(f"process {pid} has no {field}")
 
 
+def _ticks(path: str) -> float:
+    """Processor time of a process, and of those of its children that have ended."""
+    try:
+        fields = Path(path).read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def family_cpu_seconds(first: int) -> float:
+    """Processor time of a process and its children, in hundredths."""
+    total = _ticks(f"/proc/{first}/stat")
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                parent = int(Path(entry.path, "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if parent == first:
+                total += _ticks(f"{entry.path}/stat")
+    return total
+
+
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """A directory on the disk that is measured: durable writes mean nothing on a RAM disk."""
@@ -124,6 +147,14 @@ def grpc_aio(directory: Path, core: int | None) -> Iterator[Server]:
     ready = directory / "reference.ready"
     command = [sys.executable, "-m", "bench.reference_server", str(ready)]
     with _running("grpc.aio", command, ready, core) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def bare_streams(directory: Path, core: int | None) -> Iterator[Server]:
+    """The transport with nothing behind it: `bare_streams.py`."""
+    ready = directory / "bare.ready"
+    with _running("bare", [sys.executable, "-m", "bench.bare_streams", str(ready)], ready, core) as server:
         yield server
 
 

@@ -7,7 +7,6 @@ with its default settings. Processor time is that of this process and of all of 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -44,29 +43,6 @@ class Found:
     rows_per_cpu_second: float
     """Of processor time."""
     reads_per_second: float
-
-
-def _ticks(path: str) -> float:
-    """Processor time of a process, and of those of its children that have ended."""
-    try:
-        fields = Path(path).read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
-def _family(first: int) -> float:
-    """Of a process and its children."""
-    total = _ticks(f"/proc/{first}/stat")
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                parent = int(Path(entry.path, "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if parent == first:
-                total += _ticks(f"{entry.path}/stat")
-    return total
 
 
 def _lines(first: int, count: int, at_ns: int) -> list[Line]:
@@ -150,7 +126,9 @@ def measure(effort: Effort) -> Sequence[Row]:
             folder.mkdir()
             found["file"].append(asyncio.run(_run(folder, "", rows, lambda: 0.0)))
             asyncio.run(_empty(url))
-            found["postgresql"].append(asyncio.run(_run(folder, url, rows, lambda: _family(first))))
+            found["postgresql"].append(
+                asyncio.run(_run(folder, url, rows, lambda: servers.family_cpu_seconds(first)))
+            )
 
     def best(engine: str, what: str) -> float:
         return max(float(getattr(one, what)) for one in found[engine])

@@ -122,10 +122,11 @@ def in_turns(effort: Effort, gpus: int, measure: Callable[[Server], Served]) -> 
         for _ in range(effort.rounds):
             ours.append(measure(fleetplane))
             reference.append(measure(grpc_aio))
-    return _best(ours), _best(reference)
+    return best(ours), best(reference)
 
 
-def _best(rounds: Sequence[Served]) -> Served:
+def best(rounds: Sequence[Served]) -> Served:
+    """The highest rate and the least processor time."""
     return Served(rate=max(one.rate for one in rounds), cpu_us=min(one.cpu_us for one in rounds))
 
 

@@ -22,6 +22,7 @@ from support.shared.postgres_server import PostgresServer, running
 
 KILLS = int(os.environ.get("CLUSTER_KILLS", "0"))
 FAILURES = int(os.environ.get("CLUSTER_FAILURES", "0"))
+WITHOUT_BUS = int(os.environ.get("CLUSTER_FAILURES_WITHOUT_BUS", "0"))
 KEYS = int(os.environ.get("CLUSTER_KEYS", "5"))
 SEED = int(os.environ.get("CLUSTER_SEED", "1"))
 SHORT = (
@@ -101,3 +102,29 @@ async def test_a_cluster_keeps_its_promises_in_whichever_order_things_fail(
                 await order[number % len(failures.ALL)](traffic, chance)
         await keeps_promises(traffic)
     _told(f"{FAILURES} failures", traffic, begun)
+
+
+@pytest.mark.skipif(not WITHOUT_BUS, reason="a long form, of `make faults`")
+@pytest.mark.timeout(6 * 3600)
+async def test_a_cluster_whose_bus_is_away_for_the_whole_run_keeps_its_promises(
+    tmp_path: Path, database: PostgresServer
+) -> None:
+    """NATS ends before the servers have begun, and never comes back: they look for themselves."""
+    chance, begun = random.Random(SEED), time.monotonic()
+    other = [one for one in failures.ALL if one not in {failures.cut_bus, failures.restart_bus}]
+    async with server_cluster(tmp_path, database) as cluster:
+        cluster.nats.stop()
+        await cluster.all_serve()
+        bearer = await cluster.token("load")
+        async with load(cluster, bearer, seed=SEED) as traffic:
+            await traffic.goes_on()
+            for number in range(WITHOUT_BUS):
+                if number % len(other) == 0:
+                    chance.shuffle(other)
+                await other[number % len(other)](traffic, chance)
+            seconds = await revoked_everywhere(traffic)
+        await keeps_promises(traffic)
+        assert all("bus.away" in one.log.read_text() for one in cluster.members)
+        assert not any("bus.back" in one.log.read_text() for one in cluster.members)
+    _told(f"{WITHOUT_BUS} failures without a bus", traffic, begun)
+    print(f"{seconds:.2f} s after a token was revoked the last watch with it had ended")
