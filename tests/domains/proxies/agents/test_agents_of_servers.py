@@ -33,6 +33,7 @@ from fleetplane.domains.proxies.kinds.values import AgentState
 from fleetplane.domains.proxies.rules.deployment import Wanted
 from fleetplane.domains.proxies.server import BLUEPRINT
 from fleetplane.kernel.commands import Command
+from fleetplane.kernel.freeze import FREEZE, FreezeSpec
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.presence import Heard, Whereabouts
@@ -180,6 +181,33 @@ def test_nobody_but_the_agent_that_was_asked_shows_something_and_only_until_it_h
             await two.delete_secret(name)
             await commander.answered(_live(agent, place), said)
             assert not await two.secret_names(answers.PREFIX)
+
+    _both(work)
+
+
+def test_an_agent_that_another_server_froze_is_sent_nothing_more() -> None:
+    async def work(one: Store, two: Store) -> None:
+        agent = await _agent(one)
+        await two.confirmed()
+        async with _whereabouts(two) as there:
+            live, roster = _live(agent, await there.enter("a")), Roster(two, there)
+            await one.confirmed()
+            spec = FreezeSpec(reason="holidays", actor="test", frozen_at_ns=1, domains=("proxies",))
+            await one.transact(
+                lambda draft: draft.put(FREEZE, SCOPE, "f", spec=spec),
+                actor="test",
+                action="test",
+                touches=[FREEZE.key(SCOPE, "f")],
+            )
+            wanted = Wanted(version=1, config_id="c", checksum="s")
+            assert not await roster.note_sent(live, wanted)
+            await two.transact(
+                lambda draft: draft.delete(FREEZE, SCOPE, "f"),
+                actor="test",
+                action="test",
+                touches=[FREEZE.key(SCOPE, "f")],
+            )
+            assert await roster.note_sent(live, wanted)
 
     _both(work)
 

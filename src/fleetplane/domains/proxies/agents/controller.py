@@ -512,7 +512,8 @@ class AgentController:
 
     async def _send(self, agent: Agent, live: LiveAgent, prepared: Prepared) -> Wait:
         if not await self._roster.note_sent(live, prepared.wanted):
-            return Wait(code="ELSEWHERE", message="the agent was deleted, or has a newer session elsewhere")
+            gone = Wait(code="ELSEWHERE", message="the agent was deleted, or has a newer session elsewhere")
+            return self._frozen(agent) or gone
         message = pb.MasterMessage(timestamp=moment(self._clock.now_ns()), config_update=prepared.update)
         if not live.session.offer(message):
             # Either it ended, or its agent has not read for hundreds of messages.

@@ -35,6 +35,7 @@ from fleetplane.domains.proxies.rules.alerts import ALERT, AlertSpec
 from fleetplane.domains.proxies.rules.deployment import Serving, Wanted
 from fleetplane.domains.proxies.wire import Introduction, Progress
 from fleetplane.kernel.errors import Unauthenticated
+from fleetplane.kernel.freeze import FREEZE, frozen
 from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.values.times import NS
@@ -243,7 +244,7 @@ class Roster:
 
     async def note_sent(self, live: LiveAgent, wanted: Wanted) -> bool:
         """A version is on its way; written before it is sent. False if the stream is not the agent's, or the
-        agent was deleted."""
+        agent was deleted or frozen, also at another server that this one has not heard of yet."""
         agent = live.record
         scope = agent_scope(agent.scope, agent.name)
         name = version_name(wanted.version)
@@ -251,6 +252,8 @@ class Roster:
 
         def change(draft: Draft) -> bool:
             if not self._speaks(draft, live) or draft.get(AGENT, agent.scope, agent.name) is None:
+                return False
+            if frozen(draft.list(FREEZE), scope, draft.now_ns, domain="proxies") is not None:
                 return False
             for old in surplus:
                 if draft.get(DEPLOYMENT, scope, old) is not None:
