@@ -54,7 +54,7 @@ def head(path: str, authority: str) -> bytes:
     )
 
 
-_GREETING = (
+GREETING = (
     PREFACE
     # No dynamic header table, no push, windows as large as they get.
     + framed(SETTINGS, 0, 0, struct.pack(">HIHIHI", 0x1, 0, 0x2, 0, 0x4, MAX_WINDOW))
@@ -76,7 +76,7 @@ class Connection:
         self._heads: dict[str, bytes] = {}
         self._buffer = b""
         self._carry: dict[int, bytes] = {}
-        self.socket.sendall(_GREETING)
+        self.socket.sendall(GREETING)
 
     def _dial(self, server: Server) -> socket.socket:
         return socket.create_connection((server.host, server.port))

@@ -12,7 +12,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +68,8 @@ class Member:
 
     def told(self) -> str:
         """By the process that it is now."""
+        if not self.log.exists():
+            return ""
         with self.log.open("rb") as log:
             log.seek(self._told_before)
             return log.read().decode()
@@ -154,7 +156,10 @@ class ServerCluster:
         return await until(holds, self.told, seconds)
 
     async def all_serve(self) -> None:
-        await self.until(lambda: self.active is not None and all(one.serves for one in self.members))
+        """Those that are to run."""
+        await self.until(
+            lambda: self.active is not None and all(one.serves for one in self.members if one.is_wanted)
+        )
 
     async def the_active(self) -> Member:
         await self.until(lambda: self.active is not None)
@@ -236,17 +241,25 @@ async def server_cluster(
     domains: str = "edge",
     environment: Mapping[str, str] | None = None,
     own: Mapping[str, Mapping[str, str]] | None = None,
+    later: Sequence[str] = (),
+    prepare: Callable[[str, str], Awaitable[None]] | None = None,
 ) -> AsyncIterator[ServerCluster]:
-    """Started all at once on an empty database, and not waited for. `own` is one server's environment."""
+    """Started all at once on an empty database, and not waited for. `own` is one server's environment.
+
+    Those in `later` are for the test to start. `prepare` fills the database before, with its address and the
+    master key.
+    """
     url = postgres.database()
     key = base64.b64encode(secrets.token_bytes(32)).decode()
+    if prepare is not None:
+        await prepare(url, key)
     nats = NatsServer(folder)
     nats.start()
     direct = f"127.0.0.1:{postgres.port}"
     async with AsyncExitStack() as stack:
         stack.callback(nats.stop)
         cluster = ServerCluster(members=[], nats=nats, postgres=postgres, url=url, master_key=key)
-        for name in names:
+        for name in (*names, *later):
             database = await stack.enter_async_context(rough_network(direct))
             bus = await stack.enter_async_context(rough_network(f"127.0.0.1:{nats.port}"))
             web, edge = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
@@ -273,11 +286,13 @@ async def server_cluster(
                     bus=bus,
                     web=web,
                     edge=edge,
+                    is_wanted=name not in later,
                 )
             )
         try:
             for one in cluster.members:
-                one.start()
+                if one.is_wanted:
+                    one.start()
             async with asyncio.TaskGroup() as tasks:
                 keeping = tasks.create_task(cluster.keep())
                 try:
