@@ -24,6 +24,7 @@ FIGURES = (
     "group_commit",
     "bells",
     "cluster_writes",
+    "cluster_agents",
     "telemetry_rows",
     "registrations",
     "memory",
