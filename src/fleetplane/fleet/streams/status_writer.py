@@ -32,8 +32,10 @@ class StatusWriter(Generic[N]):
         write: Callable[[Sequence[tuple[str, N]]], Awaitable[None]],
         *,
         failed: Callable[[int, FleetplaneError], None],
+        gather_seconds: float = GATHER_SECONDS,
     ) -> None:
         """`write` gets a batch of names with their notes; `failed` gets how many could not be written."""
+        self._gather_seconds = gather_seconds
         self._clock = clock
         self._write = write
         self._failed = failed
@@ -58,7 +60,7 @@ class StatusWriter(Generic[N]):
         """Until cancelled."""
         while True:
             await self._news.wait()
-            await self._clock.sleep(GATHER_SECONDS)
+            await self._clock.sleep(self._gather_seconds)
             self._news.clear()
             while self._noted:
                 batch = self._taken()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, cast
 
 from support.shared.virtual_loop import run
@@ -38,7 +40,8 @@ from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.presence import Heard, Whereabouts
 from fleetplane.kernel.sessions.sessions import Sessions
-from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.store import Draft, Store, StoreSettings
+from fleetplane.sim.clock import VirtualClock
 
 SCOPE = workspace_scope("o", "w")
 OFFLINE = Standing(state=AgentState.OFFLINE, reasons=("stream_closed",))
@@ -151,6 +154,17 @@ def test_what_an_agent_shows_is_given_once_and_only_sealed() -> None:
         assert not await one.secret_names(answers.PREFIX)
 
     _both(work)
+
+
+async def test_what_an_agent_shows_may_be_large_but_not_beyond_what_can_be_kept(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    async with Store.open(StoreSettings(path=tmp_path / "s.db"), kinds=(), clock=clock) as store:
+        passed = Answers(store, clock, MasterKey(b"k" * 32, clock))
+        asked = cast("Command", type("Asked", (), {"name": "c1", "created_at_ns": 1})())
+        large, too_large = "server { }\n" * 1_000_000, random.Random(1).randbytes(2**21).hex()
+        for text, given in ((large, large), (too_large, "")):
+            await passed.pass_on(asked, text)
+            assert await passed.given(asked) == given
 
 
 def test_nobody_but_the_agent_that_was_asked_shows_something_and_only_until_it_has() -> None:

@@ -19,6 +19,8 @@ log = structlog.get_logger(__name__)
 
 SCOPE = ""
 """Ids of instances are unique among all tenants."""
+GATHER_SECONDS = 0.5
+"""Reports are written this often: whoever reports all the time has only the last of them written."""
 
 
 @dataclass(slots=True)
@@ -39,7 +41,9 @@ class Reports:
         self._store = store if store is not None and store.shared else None
         self._started_at_ns = clock.now_ns()
         self._heard: dict[str, Heard] = {}
-        self._writer: StatusWriter[Heard] = StatusWriter(clock, self._write, failed=_not_written)
+        self._writer: StatusWriter[Heard] = StatusWriter(
+            clock, self._write, failed=_not_written, gather_seconds=GATHER_SECONDS
+        )
         self.received = 0
 
     def __repr__(self) -> str:

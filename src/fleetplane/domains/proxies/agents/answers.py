@@ -6,6 +6,9 @@ database file, and where the agent is connected to the server that asked, it nev
 
 from __future__ import annotations
 
+import asyncio
+import zlib
+from collections.abc import Callable
 from typing import Final, NoReturn
 
 import structlog
@@ -24,6 +27,9 @@ ACTOR: Final = "system/answers"
 KEEP_SECONDS: Final = 600.0
 """Longer than any command has to be answered: whoever asked has it by then, or is gone."""
 SWEEP_SECONDS: Final = 300.0
+PACKED_LIMIT_BYTES: Final = 1024 * 1024 - 1024
+"""What a secret may hold, sealed."""
+SMALL_BYTES: Final = 16 * 1024
 
 
 class Answers:
@@ -36,9 +42,13 @@ class Answers:
         return f"<Answers {'shared' if self._store.shared else 'in memory'}>"
 
     async def pass_on(self, command: Command, text: str) -> None:
-        """Keep what the one target of a command shows for the server that asked."""
+        """Keep what the one target of a command shows for the server that asked, unless it is too large."""
         name = _secret(command)
-        await self._store.put_secret(name, self._master.seal(text.encode(), purpose=name), actor=ACTOR)
+        packed = await _worked(zlib.compress, text.encode())
+        if len(packed) > PACKED_LIMIT_BYTES:
+            log.warning("proxies.answer_too_large", command=command.name, packed_bytes=len(packed))
+            return
+        await self._store.put_secret(name, self._master.seal(packed, purpose=name), actor=ACTOR)
 
     async def given(self, command: Command) -> str:
         """What was passed on, once; empty if nothing was."""
@@ -47,7 +57,8 @@ class Answers:
         if sealed is None:
             return ""
         await self._store.delete_secret(name, actor=ACTOR)
-        return self._master.open(sealed, purpose=name).decode(errors="replace")
+        packed = self._master.open(sealed, purpose=name)
+        return (await _worked(zlib.decompress, packed)).decode(errors="replace")
 
     async def run_for_all(self) -> NoReturn:
         """Delete what nobody asked for any more, until cancelled."""
@@ -64,6 +75,11 @@ class Answers:
             issued, _, _ = name.removeprefix(PREFIX).partition("/")
             if not issued.isdecimal() or int(issued) < before_ns:
                 await self._store.delete_secret(name, actor=ACTOR)
+
+
+async def _worked(work: Callable[[bytes], bytes], data: bytes) -> bytes:
+    """Off the event loop, where it takes long enough to be worth it."""
+    return work(data) if len(data) <= SMALL_BYTES else await asyncio.to_thread(work, data)
 
 
 def _secret(command: Command) -> str:

@@ -78,6 +78,7 @@ class AgentCommander:
         self._clock = clock
         self._presences = presences
         self._answers = answers
+        self._places = whereabouts
         self.courier: StreamCourier[pb.MasterMessage, LiveAgent, Flight] = StreamCourier(
             presences, self, clock, channel=CHANNEL
         )
@@ -180,6 +181,11 @@ class AgentCommander:
             self.ledger.outputs.forget(issued.name, agent.name)
             if self._store.shared:
                 output = await self._answers.given(issued) or output
+                if success and not output:
+                    raise Unavailable(
+                        f"what agent {agent.spec.name} shows is too large to be passed on between servers",
+                        hint=f"ask {self._places.server_of(agent.name) or 'the server that has the agent'}",
+                    )
         return Result(
             success=success,
             message=said or (_WORDS[order.verb] if success else f"{order.verb} failed"),
