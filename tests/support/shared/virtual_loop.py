@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import selectors
 from collections.abc import Coroutine
@@ -29,10 +30,24 @@ class _Selector(selectors.SelectSelector):
         return []  # nothing here comes from outside
 
 
+class _Task(asyncio.Task[Any]):
+    """Known by its number: groups cancel their tasks in the order of a set, which by addresses is never the
+    same."""
+
+    def __init__(self, coro: Any, *, loop: VirtualLoop, **named: Any) -> None:
+        self._number = next(loop.numbers)
+        super().__init__(coro, loop=loop, **named)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._virtual = _Selector()
         super().__init__(self._virtual)
+        self.numbers = itertools.count()
+        self.set_task_factory(lambda _, coro, **named: _Task(coro, loop=self, **named))
 
     def time(self) -> float:
         return self._virtual.seconds
