@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import pytest
-from argon2 import PasswordHasher
 from support.shared.run_twice import run_twice
 from support.shared.three_stores import three_stores
 from support.shared.virtual_loop import run
@@ -94,19 +93,6 @@ async def at_once(found: Sequence[Server], work: Callable[[Server], Awaitable[T]
 
 def succeeded(outcomes: Sequence[T | Exception]) -> list[T]:
     return [one for one in outcomes if not isinstance(one, Exception)]
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passwords are hashed at once: no thread comes into a loop whose time is not the machine's."""
-
-    async def directly(work: Callable[..., Any], *given: Any) -> Any:
-        return work(*given)
-
-    monkeypatch.setattr("asyncio.to_thread", directly)
-    monkeypatch.setattr(
-        passwords, "PasswordHasher", partial(PasswordHasher, time_cost=1, memory_cost=8, parallelism=1)
-    )
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ from support.shared.server_pair import Pair, with_pair
 from support.shared.storekit import KINDS, SCOPE, THING, flat, put, taken
 from support.shared.virtual_loop import LoopClock, run
 
-from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import IntegrityError, OutcomeUnknown, Unavailable
 from fleetplane.kernel.store import StoreSettings
 from fleetplane.kernel.store.engine import Author, Mark, Outcome, WriteGroup
@@ -247,7 +246,7 @@ def test_who_asks_in_the_moment_in_which_a_look_ends_begins_another(monkeypatch:
 
     async def work() -> None:
         answered = asyncio.get_running_loop().create_future()
-        at, clock = Mock(number=1), SystemClock()
+        at, clock = Mock(number=1), LoopClock(random.Random(1))
 
         async def mark() -> Mock:
             await answered
@@ -262,4 +261,4 @@ def test_who_asks_in_the_moment_in_which_a_look_ends_begins_another(monkeypatch:
         assert index.looks == 2
 
     monkeypatch.setattr(asyncio, "shield", counted)
-    asyncio.run(work())
+    run(work())
