@@ -116,7 +116,8 @@ class Host:
         )
         self.ledger.recover()
         self.is_up = True
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """In the order in which they began: that of a set is another one in every process."""
 
     # For the ledger.
 
@@ -150,8 +151,8 @@ class Host:
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
 
     async def _tolerated(self, work: Coroutine[Any, Any, Any]) -> Any:
         with suppress(FleetplaneError):
@@ -264,7 +265,7 @@ class Host:
 
     def close(self) -> None:
         self.is_up = False
-        for task in self._tasks:
+        for task in tuple(self._tasks):
             task.cancel()
         for stream in self.streams.values():
             stream.send("end")
