@@ -121,13 +121,13 @@ class Server:
                 assert error.code() is grpc.StatusCode.UNAVAILABLE, error
             assert time.monotonic() < deadline
 
-    def is_there(self) -> bool:
+    def is_active(self) -> bool:
+        """False while it opens its listeners anew, too."""
         try:
-            self.status("")
+            return self.status("") == "SERVING"
         except grpc.RpcError as error:
             assert error.code() is grpc.StatusCode.UNAVAILABLE, error
             return False
-        return True
 
     def status(self, service: str) -> str:
         answer = self.health.Check(health_pb2.HealthCheckRequest(service=service), timeout=DEADLINE_SECONDS)
@@ -154,7 +154,7 @@ def again(ask: Callable[[], T | None]) -> T:
 def servers(tmp_path: Path, postgres: PostgresServer, more: str = "") -> Iterator[list[Server]]:
     """One that is active, and two that stand by."""
     environment = {
-        **patient(more=more, folder=tmp_path),
+        **patient(reads=True, more=more, folder=tmp_path),
         "FLEETPLANE_STORE__URL": postgres.database(),
         "FLEETPLANE_IDENTITY__MASTER_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),
     }
@@ -186,9 +186,7 @@ async def test_a_standby_that_the_database_does_not_answer_refuses_reads_and_end
     async with rough_network(direct) as network:
         with running_server(tmp_path / "one", *ONLY, environment=environment):
             active = Server("one", tmp_path / "one" / "d.sock")
-            active.provider.RegisterGpu(
-                provider_pb2.RegisterGpuRequest(name="gpu-0"), timeout=DEADLINE_SECONDS
-            )
+            active.call(active.provider.RegisterGpu, provider_pb2.RegisterGpuRequest(name="gpu-0"))
             environment["FLEETPLANE_STORE__URL"] = environment["FLEETPLANE_STORE__URL"].replace(
                 direct, network.address
             )
@@ -301,7 +299,7 @@ def test_gpus_are_written_and_read_linearizably_on_every_server(
     defect = tmp_path / "ungated"
     with servers(tmp_path, postgres, UNGATED.format(path=str(defect))) as (one, two, three):
         for gpu in GPUS:
-            one.provider.RegisterGpu(provider_pb2.RegisterGpuRequest(name=gpu), timeout=DEADLINE_SECONDS)
+            one.call(one.provider.RegisterGpu, provider_pb2.RegisterGpuRequest(name=gpu))
         numbers = itertools.count(1)
         for gpu in GPUS:
             one.write(gpu, "0")
@@ -406,7 +404,7 @@ def _providers(one: Server, two: Server, three: Server) -> None:
             one.kill()
             left = [two, three]
             deadline = time.monotonic() + 2 * DEADLINE_SECONDS
-            while not any(server.status("") == "SERVING" for server in left if server.is_there()):
+            while not any(server.is_active() for server in left):
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
             # Everything that is said of GPUs since then is what its provider said.

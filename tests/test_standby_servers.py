@@ -31,7 +31,7 @@ def names(server: ServerProcess) -> list[str]:
 
 def _environment(postgres: PostgresServer, folder: Path) -> dict[str, str]:
     return {
-        **patient(),
+        **patient(reads=True),
         "FLEETPLANE_STORE__URL": postgres.database(),
         "FLEETPLANE_IDENTITY__MASTER_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),
     }

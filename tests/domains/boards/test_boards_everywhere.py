@@ -38,11 +38,11 @@ LOOK_SECONDS = 0.5
 RACES = 5
 
 
-def until(condition: Callable[[], Any]) -> Any:
+def until(condition: Callable[[], Any], *, every_seconds: float = 0.1) -> Any:
     deadline = time.monotonic() + 2 * DEADLINE_SECONDS
     while not (found := condition()):
         assert time.monotonic() < deadline, "it did not come to be in time"
-        time.sleep(0.1)
+        time.sleep(every_seconds)
     return found
 
 
@@ -139,15 +139,13 @@ def test_boards_call_any_server_and_none_of_them_is_missed(tmp_path: Path, postg
         assert attic.number != quiet.number
         for site in everyone:
             assert [site.state(board.number) for board in (attic, quiet)] == ["ready", "ready"]
-        _people(one, two, three, attic)
-        _races(everyone)
-        _commands(tmp_path, one, two, three)
         with _reporting(attic, everyone) as reports:
+            _people(one, two, three, attic)
+            _races(everyone)
+            _commands(tmp_path, one, two, three)
             _feed(three, partial(two.did, "POST", "/nodes", {"name": "told"}))
             # Nobody hears the one; the other is heard by each server now and then, and never missed.
-            while any(site.state(quiet.number) == "ready" for site in everyone):
-                assert {site.state(attic.number) for site in everyone} == {"ready"}
-                time.sleep(LOOK_SECONDS)
+            until(lambda: _is_missed(quiet, attic, everyone), every_seconds=LOOK_SECONDS)
             before = reports()
             assert one.active is not None
             one.active.process.kill()
@@ -155,6 +153,12 @@ def test_boards_call_any_server_and_none_of_them_is_missed(tmp_path: Path, postg
             until(lambda: any(_is_active(site) for site in left))
             assert {site.state(attic.number) for site in left} == {"ready"}
             until(lambda: reports() > before + 3)
+
+
+def _is_missed(quiet: Certified, attic: Certified, everyone: list[Site]) -> bool:
+    missed = all(site.state(quiet.number) != "ready" for site in everyone)
+    assert {site.state(attic.number) for site in everyone} == {"ready"}
+    return missed
 
 
 def _is_active(site: Site) -> bool:

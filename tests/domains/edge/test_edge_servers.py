@@ -313,7 +313,7 @@ async def _drained_and_revoked_on_other_servers(here: Cluster) -> None:
 async def _a_server_dies(here: Cluster, node_id: str) -> None:
     """Those of its daemons that come to another server were never away; of the others it is said."""
     left_alone = await _joined(here.one, await here.other.rest.invite())
-    await here.one.daemon(left_alone)
+    staying = await here.one.daemon(left_alone)  # kept: a stream that nobody holds is ended as garbage
     await here.connected(left_alone.node_id)
     since = (await here.active.rest.host(node_id))["since"]
     here.lead_to(here.other)
@@ -328,6 +328,7 @@ async def _a_server_dies(here: Cluster, node_id: str) -> None:
             return bool((await node.rest.host(left_alone.node_id))["status"] == "Disconnected")
 
         await until(told, seconds=GONE_SECONDS)
+    assert await staying.ended() is grpc.StatusCode.UNAVAILABLE
 
 
 async def _does(rest: Rest, node_id: str) -> bool:

@@ -363,8 +363,12 @@ async def test_a_reader_that_stood_still_in_its_snapshot_is_told_that_the_databa
 ) -> None:
     async def stands_still(engine: PostgresEngine) -> None:
         async with engine._reading(snapshot=True) as reader:
+            backend = Path(f"/proc/{await reader.fetchval('SELECT pg_backend_pid()')}")
             await reader.execute("SET LOCAL idle_in_transaction_session_timeout = '100ms'")
-            time.sleep(1.0)  # noqa: ASYNC251  # the whole process, for longer than a reader may be idle
+            deadline = time.monotonic() + DEADLINE_SECONDS
+            while backend.exists():  # the whole process stands still, until it is cut off
+                assert time.monotonic() < deadline
+                time.sleep(0.02)  # noqa: ASYNC251
             await asyncio.sleep(0)
 
     async with opened(url) as engine:

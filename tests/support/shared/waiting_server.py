@@ -18,7 +18,8 @@ PATIENT = Path(__file__).parents[1] / "patient"
 
 def patient(folder: Path | None = None, *, reads: bool = False, more: str = "") -> dict[str, str]:
     """For the environment of servers which keep their seat although the machine stands still for seconds;
-    if wanted, they answer reads then, too. More of what they begin with is kept in a folder."""
+    if wanted, they answer then, too, and wait for the database, as all should whose test is not about that.
+    More of what they begin with is kept in a folder."""
     site = PATIENT / ("reads" if reads else "seat")
     if more:
         assert folder is not None
