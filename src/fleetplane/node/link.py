@@ -8,6 +8,7 @@ agent's side are fine.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ import grpc.aio
 from fleetplane.kernel.errors import FleetplaneError, SettingsError, Unavailable
 
 MIB: Final = 1024 * 1024
+CALL_IS_OVER: Final = (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.InternalError)
+"""What the library raises from a write to a call that has ended; the last of them if it does so meanwhile."""
 
 
 class LinkLost(Unavailable):

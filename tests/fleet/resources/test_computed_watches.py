@@ -142,7 +142,7 @@ async def test_the_audit_log_is_followed_from_any_revision_without_loss(rig: Res
                     assert word == "added"
                     entries.append((int(mark), data))
     changed = [[one["name"] for one in data["spec"]["changes"]] for _, data in entries]
-    assert changed == [["g2"], ["token/robot"], ["g3"]]
+    assert changed == [["g2"], ["name=robot", "token/robot"], ["g3"]]
     # Whatever was the last that was seen, nothing after it is missing.
     numbers = [int(data["metadata"]["name"]) for _, data in entries]
     for after, number in zip((first, *(mark for mark, _ in entries)), (numbers[0], *numbers), strict=True):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from unittest.mock import AsyncMock, Mock
 
 import pytest
+from grpc import aio
 from hypothesis import given
 from hypothesis import strategies as st
 from support.instances.instance_server_double import INSTANCE_ID, make_nonce
 from support.shared.throwaway_ca import ThrowawayCa, key_pem, make_key
 
+from fleetplane.domains.instances.agent import session
 from fleetplane.domains.instances.agent.files.patch import (
     PATCH_FILES_LIMIT,
     PatchBroken,
@@ -195,3 +198,9 @@ def test_a_nonce_is_read_without_its_key() -> None:
 def test_no_bytes_at_all_upset_the_nonce_reader(raw: bytes) -> None:
     with pytest.raises(BadNonce):
         read_nonce(raw, now=0.0)
+
+
+async def test_a_stream_that_breaks_off_during_the_goodbye_has_ended() -> None:
+    call = Mock(done_writing=AsyncMock(side_effect=aio.InternalError("x")))
+    await session._say_goodbye(call)
+    call.cancel.assert_called_once_with()

@@ -296,7 +296,7 @@ class Session:
         await node.work.stop(grace_seconds=node.leaving.grace_seconds, reason=node.leaving.reason)
         await self._flush_once()
         self._done_talking = True
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with suppress(*link.CALL_IS_OVER):
             await self._call.done_writing()
         await node.clock.sleep(GOODBYE_SECONDS)  # for the server to end its half
         raise _Left

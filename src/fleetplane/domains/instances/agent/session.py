@@ -211,7 +211,7 @@ class Session:
 
     async def _write(self, call: grpc.aio.StreamUnaryCall[agent_pb2.HealthReportRequest, Empty]) -> None:
         # The call's own end, awaited beside us, says why a write failed.
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        with suppress(*link.CALL_IS_OVER):
             while True:
                 await call.write(await self._node.reporter.compose())
                 await self._node.reporter.pause()
@@ -219,7 +219,7 @@ class Session:
 
 async def _say_goodbye(call: grpc.aio.StreamUnaryCall[agent_pb2.HealthReportRequest, Empty]) -> None:
     """End our half of the stream, so that the server sees an end and not a breakdown."""
-    with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+    with suppress(*link.CALL_IS_OVER, TimeoutError):
         async with asyncio.timeout(GOODBYE_SECONDS):
             await call.done_writing()
             await call

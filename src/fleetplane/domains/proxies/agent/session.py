@@ -260,7 +260,7 @@ class Session:
 
     async def _say_goodbye(self) -> None:
         """End our half first, so that the server sees an end and not a breakdown."""
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+        with suppress(*link.CALL_IS_OVER, TimeoutError):
             async with asyncio.timeout(GOODBYE_SECONDS):
                 await self._call.done_writing()
         self._call.cancel()
