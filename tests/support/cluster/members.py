@@ -136,8 +136,12 @@ class ServerCluster:
     @property
     def active(self) -> Member | None:
         """The last one that says so: one that was stopped does not know yet."""
-        found = [one for one in self.members if one.is_active]
-        return max(found, key=lambda one: one.ready.stat().st_mtime_ns, default=None)
+        found: list[tuple[int, Member]] = []
+        for one in self.members:
+            with suppress(FileNotFoundError):  # one that ends takes it away
+                if one.is_running:
+                    found.append((one.ready.stat().st_mtime_ns, one))
+        return max(found, key=lambda pair: pair[0], default=(0, None))[1]
 
     @property
     def standbys(self) -> list[Member]:
