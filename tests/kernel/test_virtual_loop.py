@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 
 from support.shared.virtual_loop import run
@@ -37,3 +38,14 @@ def test_tasks_of_a_group_are_cancelled_in_the_same_order_every_time() -> None:
     assert not {id(task) for task in kept} & {id(task) for task in others}
     assert sorted(first) == list(range(TASKS))
     assert first == second
+
+
+def test_no_time_passes_beside_what_is_done_in_a_thread() -> None:
+    async def work() -> float:
+        ticking = asyncio.create_task(asyncio.sleep(3600))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(time.sleep, 0.01)
+        ticking.cancel()
+        return asyncio.get_running_loop().time()
+
+    assert run(work()) == 0.0

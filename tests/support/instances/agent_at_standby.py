@@ -19,6 +19,8 @@ from support.shared.postgres_server import PostgresServer
 from support.shared.server_process import running_server
 from support.shared.waiting_server import WaitingServer, patient
 
+from fleetplane.domains.instances.providers.local import launch, processes
+
 ONLY = ("--only", "instances")
 DEADLINE_SECONDS = 60.0
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "instances" / "local.jsonc"
@@ -96,6 +98,16 @@ class Place:
 
 
 @contextmanager
+def _ending_instances_of(data: Path) -> Iterator[None]:
+    """They are nobody's children, and outlive a server that is killed."""
+    try:
+        yield
+    finally:
+        for note in (data / "instances").rglob(launch.PROCESS_FILE):
+            processes.end(note.parent, processes.noted(note.parent), grace_seconds=0.0)
+
+
+@contextmanager
 def agent_at_standby(folder: Path, postgres: PostgresServer, *, more: str = "") -> Iterator[Place]:
     """`more` is what servers and agents begin with."""
     environment = {
@@ -108,7 +120,7 @@ def agent_at_standby(folder: Path, postgres: PostgresServer, *, more: str = "") 
     places = {"web": web, "registration": registration, "agent": agent}
     at = [word for name, place in places.items() for word in ("--set", f"listeners.{name}.addresses={place}")]
     data = folder / "one"
-    with running_server(data, *ONLY, environment=environment) as one:
+    with _ending_instances_of(data), running_server(data, *ONLY, environment=environment) as one:
         made = execute("tokens", "create", "viewer", "--role", "viewer", "--data-dir", str(data))
         assert made.code == 0, made.err
         with WaitingServer(folder / "two", environment, *ONLY, *at) as two:
