@@ -8,6 +8,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,10 +38,10 @@ DEADLINE_SECONDS = 120.0
 RACES = 6
 
 
-def until(condition: Callable[[], Any]) -> Any:
+def until(condition: Callable[[], Any], why: Callable[[], str] = lambda: "it did not come to be") -> Any:
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come to be in time"
+        assert time.monotonic() < deadline, why()
         time.sleep(0.1)
     return found
 
@@ -184,7 +185,9 @@ def test_agents_and_rest_of_proxies_are_served_by_every_server(
 ) -> None:
     with running(tmp_path, postgres) as cluster:
         _moves(cluster)
-        _own_agent(cluster, tmp_path / "agent")
+        with tempfile.TemporaryDirectory(prefix="fp") as short:  # the names of sockets in it have a limit
+            Path(short).chmod(0o755)
+            _own_agent(cluster, Path(short) / "a")
         _contention(cluster)
         _people(cluster)
         _races(cluster)
@@ -292,7 +295,12 @@ def _own_agent(cluster: Cluster, place: Path) -> None:
     with (place / "agent.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        until(partial(has_state, cluster.one, fleet.agent, "online"))
+        until(
+            partial(has_state, cluster.one, fleet.agent, "online"),
+            lambda: (
+                f"{cluster.one.call('GET', f'/agents/{fleet.agent}')} {(place / 'agent.log').read_text()}"
+            ),
+        )
         version = fleet.change(cluster.one, "/srv/www/one")
         for site in cluster.sites:
             until(partial(fleet.is_confirmed, site, version))
@@ -302,6 +310,10 @@ def _own_agent(cluster: Cluster, place: Path) -> None:
     finally:
         process.terminate()
         process.wait(STOP_SECONDS)
+
+
+def _told(place: Path) -> str:
+    return (place / "agent.log").read_text()
 
 
 def _retried(fleet: Fleet, agent: ObedientAgent, cluster: Cluster) -> None:

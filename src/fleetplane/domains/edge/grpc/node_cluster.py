@@ -173,9 +173,7 @@ def _candidate(request: pb.AttestNodeRequest) -> Candidate:
         )
     if len(request.enrolment_token) > TOKEN_LIMIT:
         raise InvalidArgument(f"at most {TOKEN_LIMIT} characters", field="enrolment_token")
-    if role is None:  # anybody may say so, and it may be stored: nothing is kept that nobody asks for later
-        return Candidate(node_id=node_id, public_key=request.public_key, role=None)
-    return Candidate(
+    said = Candidate(
         node_id=node_id,
         public_key=request.public_key,
         role=role,
@@ -184,6 +182,10 @@ def _candidate(request: pb.AttestNodeRequest) -> Candidate:
         grpc_address=address_of(request.grpc_address),
         enrolment_token=request.enrolment_token,
     )
+    if role is not None:
+        return said
+    # Anybody may say that, and it may be stored: nothing is kept that nobody asks for later.
+    return Candidate(node_id=node_id, public_key=request.public_key, role=None)
 
 
 def _text(raw: bytes | None) -> str | None:

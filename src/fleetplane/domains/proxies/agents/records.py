@@ -171,7 +171,9 @@ class Roster:
                 status = msgspec.structs.replace(status, last_seen_at_ns=live.heard_ns, health=live.health)
             draft.put(AGENT, scope, name, spec=current.spec, status=status)
 
-        status = agent.status
+        # As it is by now: whoever looks may have waited since it found the agent, and others write, too.
+        known = self._store.get(AGENT, scope, name)
+        status = known.status if known is not None else None
         if status is not None and (status.state, status.reasons) != (standing.state, standing.reasons):
             await self._store.transact(
                 change, actor=actor(name), action="agent.state", touches=[AGENT.key(scope, name)]
