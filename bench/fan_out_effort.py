@@ -7,6 +7,7 @@ turns, and medians of all rounds are shown. The note has what a watched update t
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 
@@ -90,7 +91,7 @@ def _row(ours: Audience, bare: Audience, effort: Effort, watches: int, connectio
             raise RuntimeError("the reference sent something else")
     ms = {name: statistics.median(each) * 1e3 for name, each in found.items()}
     fan_out, sent = ms["ours"] - ms["unwatched"], ms["bare"] - ms["nobody"]
-    ratio = fan_out / sent
+    ratio = fan_out / sent if sent > 0 else math.inf  # a quick try may see more noise than fan-out
     return Row(
         figure=f"Telling {watches} watches over {connections} connections of an update, processor time",
         ours=f"{fan_out:.2f} ms",

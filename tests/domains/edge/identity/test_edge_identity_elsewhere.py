@@ -16,6 +16,8 @@ from fleetplane.domains.edge.identity.challenges import TRIES_LIMIT
 from fleetplane.domains.edge.identity.shared_challenges import SharedChallenges
 from fleetplane.domains.edge.kinds import CHALLENGE, EDGE_NODE, WORKER
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
+from fleetplane.rpc import Rate
+from fleetplane.rpc.admission import RateLimiter
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 RACES = 20
@@ -150,6 +152,35 @@ async def test_a_workers_call_changes_something_once_on_all_servers(rigs: tuple[
         await getattr(one.stub, method)(request, timeout=SECONDS)
         again = getattr(other.stub, method)(request, timeout=SECONDS)
         assert await refusal_of(again) == (UNAUTHENTICATED, "the envelope was used before"), method
+
+
+async def test_no_worker_claims_any_number_of_calls(
+    rigs: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = rigs
+    greedy, other = await one.worker(), await one.worker()
+    monkeypatch.setattr(one.side.workers, "_claiming", RateLimiter(Rate(per_second=0.001, burst=2)))
+
+    async def register(worker: Any, number: int) -> None:
+        inner = pb.RegisterNodeInner(node_id=worker.node_id, grpc_address=f"127.0.0.1:{number}")
+        await one.stub.RegisterNode(pb.RegisterNodeRequest(envelope=worker.sealed(inner)), timeout=SECONDS)
+
+    for number in (2, 3):
+        await register(greedy, number)
+    assert await code_of(register(greedy, 4)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    await register(other, 5)
+
+
+async def test_nobody_has_much_stored_before_it_has_proved_anything(rigs: tuple[Rig, Rig]) -> None:
+    one, _ = rigs
+    machine = one.machine(role=pb.NODE_ROLE_WORKER)
+    token = await one.side.worker_admission.issue(
+        machine.node_id, tenants=("*",), life_seconds=600, actor="operator/boss"
+    )
+    large = pb.NodeCapabilities(tags=[f"{number:03}" + "t" * 253 for number in range(64)])
+    code, text = await refusal_of(machine.attest(enrolment_token=token, capabilities=large))
+    assert (code, "16384 bytes" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True), text
+    assert not one.store.list(CHALLENGE)
 
 
 async def test_an_execution_is_forwarded_to_the_worker_that_another_server_chose(

@@ -64,7 +64,7 @@ class WorkerService:
     ) -> pb.RegisterNodeResponse:
         worker, said = self._workers.open(request.envelope, pb.RegisterNodeInner, method="RegisterNode")
         must_be(worker, said.node_id)
-        await self._workers.claim(request.envelope)
+        await self._workers.claim(worker, request.envelope)
         await self._workers.register(
             worker,
             capabilities=wire.resources_of(said.capabilities),
@@ -95,7 +95,7 @@ class WorkerService:
     ) -> pb.DeregisterNodeResponse:
         worker, said = self._workers.open(request.envelope, pb.DeregisterNodeInner, method="DeregisterNode")
         must_be(worker, said.node_id)
-        await self._workers.claim(request.envelope)
+        await self._workers.claim(worker, request.envelope)
         await self._workers.deregister(worker)
         return pb.DeregisterNodeResponse(accepted=True)
 
@@ -151,7 +151,7 @@ class WorkerService:
         )
         must_be(sender, said.originating_node_id)
         must_serve(sender, said.tenant_id)
-        await self._workers.claim(request.envelope)
+        await self._workers.claim(sender, request.envelope)
         worker = self._workers.routed(said.execution_id, tenant=said.tenant_id)
         address = forwarding.permitted(worker.spec.grpc_address, self._policy.forward_to)
         try:
@@ -182,7 +182,7 @@ class WorkerService:
         document = parsed(said.config_payload, field="config_payload")
         place = self._place(target)
         must_serve(sender, place.tenant)
-        await self._workers.claim(request.envelope)
+        await self._workers.claim(sender, request.envelope)
         await self._layers.put(place, document, actor=f"worker/{sender.name}")
         return pb.PushConfigResponse(accepted=True)
 

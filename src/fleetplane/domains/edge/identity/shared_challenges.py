@@ -12,10 +12,13 @@ import msgspec
 from fleetplane.domains.edge.expiring_records import ExpiringRecords
 from fleetplane.domains.edge.identity.challenges import CHALLENGES_LIMIT, Candidate, Challenge
 from fleetplane.domains.edge.kinds import CHALLENGE, ChallengeSpec, principal_name
+from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.store import Store
 
 SWEEP_SECONDS = 300.0
+CONTENT_LIMIT_BYTES = 16 * 1024
+"""Of what a machine says of itself; some hundred bytes are usual."""
 
 
 class _Sealed(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +38,10 @@ class SharedChallenges:
         """Let other servers know of a challenge; returns once they can."""
         name = challenge.challenge_id
         content = msgspec.msgpack.encode(_Sealed(nonce=challenge.nonce, candidate=challenge.candidate))
+        if len(content) > CONTENT_LIMIT_BYTES:  # whoever asks has proved nothing yet
+            raise InvalidArgument(
+                f"capabilities and address take more than {CONTENT_LIMIT_BYTES} bytes", field="capabilities"
+            )
         sealed = self._master.seal(content, purpose=_purpose(name))
         await self._records.keep(
             name,

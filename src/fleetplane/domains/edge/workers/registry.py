@@ -43,17 +43,22 @@ from fleetplane.kernel.errors import (
     InvalidArgument,
     NotFound,
     PermissionDenied,
+    ResourceExhausted,
     Unauthenticated,
     Unavailable,
 )
 from fleetplane.kernel.identity.enrolment import Redemption, digest, redeem
 from fleetplane.kernel.store import Draft, Store
+from fleetplane.rpc import Rate
+from fleetplane.rpc.admission import RateLimiter
 
 InnerT = TypeVar("InnerT", bound=Message)
 CALLS_LIMIT = 65_536
 """Calls remembered; about 200 bytes each. A thousand workers make a call every 5 s for 300 s."""
 CALLS = "edge-worker-call"
 """The purpose of claims on calls that change something."""
+CLAIM_RATE = Rate(per_second=20.0, burst=200)
+"""Of one worker at one server, where calls that change something are claimed."""
 ACTOR = "system/edge"
 HEARD = "edge-workers"
 SAME_NS = 1_000_000_000
@@ -88,6 +93,7 @@ class Workers:
         self.heard = LastHeard(store, clock, channel=HEARD)
         self.attention: Attention | None = None
         """Whether this server was listening, where somebody looks after that."""
+        self._claiming = RateLimiter(CLAIM_RATE)
         self._turn = 0
         self._routes: OrderedDict[str, str] = OrderedDict()
         self.routes = ExpiringRecords(store, ROUTE, limit=ROUTES_LIMIT) if store.shared else None
@@ -154,10 +160,19 @@ class Workers:
             raise Unauthenticated("the token is not of the node's current key", details={"cause": "key"})
         return worker
 
-    async def claim(self, sealed: pb.SealNodeEnvelope) -> None:
-        """Use a verified call up for all servers of a shared database: what it changes happens once."""
+    async def claim(self, worker: Worker, sealed: pb.SealNodeEnvelope) -> None:
+        """Use a verified call up for all servers of a shared database: what it changes happens once.
+
+        Each is kept for as long as it could be shown again, so no worker may make any number of them.
+        """
         if not self._store.shared:
             return
+        wait_seconds = self._claiming.take(worker.name, self._clock.monotonic())
+        if wait_seconds > 0:
+            raise ResourceExhausted(
+                f"worker {worker.name} changes something more than {CLAIM_RATE.per_second:g} times a second",
+                hint=f"try again in {wait_seconds:.1f} seconds",
+            )
         used = digest(sealed.signature)
         until_ns = sealed.issued_at_ns + round(self._policy.skew_seconds * 1e9)
         done = await self._store.transact(
