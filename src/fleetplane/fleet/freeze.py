@@ -20,7 +20,7 @@ from fleetplane.kernel.errors import InvalidArgument, ResourceExhausted
 from fleetplane.kernel.freeze import EVERY_DOMAIN, FREEZE, Freeze
 from fleetplane.kernel.reconcile import Reason
 from fleetplane.kernel.resources import SCOPE_LIMIT_BYTES, AnyKind, check_text
-from fleetplane.kernel.store import Store
+from fleetplane.kernel.store import Store, follow
 from fleetplane.kernel.values.times import NS
 
 FROZEN = "FROZEN"
@@ -85,12 +85,11 @@ class Freezes:
 
     async def follow(self, changed: Callable[[str], Awaitable[None] | None]) -> None:
         """Tell the scope of each freeze that is set or lifted, until cancelled; ends by time are not told."""
-        async with self._store.watch(FREEZE) as watch:
-            async for batch in watch:
-                for scope in {event.resource.scope for event in batch.events}:
-                    waiting = changed(scope)
-                    if waiting is not None:
-                        await waiting
+        async for batch in follow(self._store, FREEZE, again=lambda _watch: changed("")):
+            for scope in {event.resource.scope for event in batch.events}:
+                waiting = changed(scope)
+                if waiting is not None:
+                    await waiting
 
 
 def message(freeze: Freeze) -> str:

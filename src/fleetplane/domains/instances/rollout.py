@@ -32,7 +32,7 @@ from fleetplane.kernel.errors import FailedPrecondition, NotFound
 from fleetplane.kernel.resources import AnyKind, Key
 from fleetplane.kernel.rollout.facts import TargetFact
 from fleetplane.kernel.rollout.passes import ACTOR
-from fleetplane.kernel.store import Beside, Draft, Store
+from fleetplane.kernel.store import Beside, Draft, Store, follow
 
 HEALTHY = "healthy"
 Views = Mapping[GroupKey, GroupView]
@@ -110,10 +110,8 @@ class GroupTemplates:
 
     async def run(self) -> None:
         """Hold groups as soon as a policy covers them; until cancelled."""
-        async with self._store.watch(ROLLOUT_POLICY) as watch:
+        async for _batch in follow(self._store, ROLLOUT_POLICY, begin=lambda _watch: self._hold_all()):
             await self._hold_all()
-            async for _batch in watch:
-                await self._hold_all()
 
     async def _hold_all(self) -> None:
         for key, view in self._groups.views().items():

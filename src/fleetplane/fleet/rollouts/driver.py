@@ -38,7 +38,7 @@ from fleetplane.kernel.rollout.orders import Ordered
 from fleetplane.kernel.rollout.passes import ACTOR, Decision, decide
 from fleetplane.kernel.rollout.policy import Gate
 from fleetplane.kernel.rollout.states import ENDED, Phase, TargetRecord, TargetState
-from fleetplane.kernel.store import Store
+from fleetplane.kernel.store import Store, follow
 from fleetplane.kernel.values.times import NS
 
 log = structlog.get_logger(__name__)
@@ -119,12 +119,11 @@ class RolloutDriver:
             self.look_at(rollout)
 
     async def _follow(self, kind: AnyKind) -> None:
-        async with self._store.watch(kind) as watch:
-            async for batch in watch:
-                scopes = {event.resource.scope for event in batch.events}
-                for rollout in self._book.unfinished():
-                    if any(covers(rollout.scope, scope) for scope in scopes):
-                        self.look_at(rollout, GATHER_SECONDS)
+        async for batch in follow(self._store, kind, again=lambda _watch: self._thaw("")):
+            scopes = {event.resource.scope for event in batch.events}
+            for rollout in self._book.unfinished():
+                if any(covers(rollout.scope, scope) for scope in scopes):
+                    self.look_at(rollout, GATHER_SECONDS)
 
     # Looking.
 

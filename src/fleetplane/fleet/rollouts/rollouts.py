@@ -47,8 +47,9 @@ from fleetplane.kernel.rollout.orders import Order, Ordered
 from fleetplane.kernel.rollout.passes import ACTOR
 from fleetplane.kernel.rollout.policy import LABEL, Policy
 from fleetplane.kernel.rollout.states import ENDED, TEXT_LIMIT, Status, TargetRecord
-from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.store import Draft, Store, follow
 from fleetplane.kernel.values.ids import new_uuid
+from fleetplane.kernel.watch import Watch
 
 log = structlog.get_logger(__name__)
 
@@ -430,27 +431,28 @@ class Rollouts:
                 tasks.create_task(self._follow_versions(kind), name=f"rollouts/{kind.name}")
 
     async def _follow_versions(self, kind: AnyKind) -> None:
-        async with self._store.watch(kind) as watch:
-            self._look_at_policies("")  # others may have written since `prepare`
-            async for batch in watch:
-                for scope in {event.resource.scope for event in batch.events}:
-                    self._look_at_policies(scope)
+        # At the beginning at all: others may have written since `prepare`.
+        async for batch in follow(self._store, kind, begin=lambda _watch: self._look_at_policies("")):
+            for scope in {event.resource.scope for event in batch.events}:
+                self._look_at_policies(scope)
 
     async def _follow_rollouts(self) -> None:
         """Look at what policies wait for, and at what was begun or ordered by somebody who left meanwhile."""
-        async with self._store.watch(ROLLOUT) as watch:
+
+        def begin(_watch: Watch) -> None:
             for rollout in self.book.unfinished():
                 self.driver.look_at(rollout)
-            async for batch in watch:
-                for event in batch.events:
-                    status = status_of(event.resource)
-                    if status.phase in ENDED:
-                        self._look_at_policies(event.resource.scope)
-                    if status.phase not in ENDED or status.settled != status.phase:
-                        # Soon enough, and no more often than one that goes on is looked at anyway; at once
-                        # what other servers have begun or ordered.
-                        elsewhere = self._store.shared and not self.driver.wrote(event.resource)
-                        self.driver.look_at(event.resource, 0.0 if elsewhere else LOOK_SECONDS)
+
+        async for batch in follow(self._store, ROLLOUT, begin=begin):
+            for event in batch.events:
+                status = status_of(event.resource)
+                if status.phase in ENDED:
+                    self._look_at_policies(event.resource.scope)
+                if status.phase not in ENDED or status.settled != status.phase:
+                    # Soon enough, and no more often than one that goes on is looked at anyway; at once
+                    # what other servers have begun or ordered.
+                    elsewhere = self._store.shared and not self.driver.wrote(event.resource)
+                    self.driver.look_at(event.resource, 0.0 if elsewhere else LOOK_SECONDS)
 
     def _look_at_policies(self, scope: str) -> None:
         for policy in self.policies():

@@ -20,11 +20,12 @@ from fleetplane.kernel.commands.kinds import COMMAND_TARGET, Command, CommandTar
 from fleetplane.kernel.commands.rules import State, Step
 from fleetplane.kernel.commands.sessions import SessionRules
 from fleetplane.kernel.commands.steps import Move
-from fleetplane.kernel.errors import Compacted, FleetplaneError
+from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.events import Batch
 from fleetplane.kernel.resources import Key
-from fleetplane.kernel.store import Draft
+from fleetplane.kernel.store import Draft, follow
 from fleetplane.kernel.values.times import NS
+from fleetplane.kernel.watch import Watch
 
 log = structlog.get_logger(__name__)
 
@@ -171,16 +172,13 @@ class Delivery:
 
     async def follow(self) -> None:
         """Take in what any server writes about targets, until cancelled."""
-        while True:
-            with self._book.store.watch(COMMAND_TARGET) as watch:
-                self._book.recover()
-                # By whoever publishes it, so that the index is never behind what transactions have seen.
-                watch.push_to(self._take_in)
-                try:
-                    async for batch in watch:
-                        self._take_in(batch)
-                except Compacted:  # too much has happened: look at everything
-                    continue
+        async for batch in follow(self._book.store, COMMAND_TARGET, begin=self._begin):
+            self._take_in(batch)
+
+    def _begin(self, watch: Watch) -> None:
+        self._book.recover()
+        # By whoever publishes it, so that the index is never behind what transactions have seen.
+        watch.push_to(self._take_in)
 
     def _take_in(self, batch: Batch) -> None:
         for event in batch.events:

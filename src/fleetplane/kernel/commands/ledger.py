@@ -39,7 +39,7 @@ from fleetplane.kernel.commands.sessions import Places, SessionRules
 from fleetplane.kernel.commands.steps import Move
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.resources import Key
-from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.store import Draft, Store, follow
 from fleetplane.kernel.unbroken import finish
 from fleetplane.kernel.values.times import NS
 
@@ -105,10 +105,9 @@ class Commands:
                 tasks.create_task(work(), name=f"commands/{self._channel}/{work.__name__}")
 
     async def _follow(self) -> None:
-        async with self._store.watch(COMMAND_TARGET) as watch:
-            async for batch in watch:
-                for event in batch.events:
-                    self._book.noted(event.resource.key)
+        async for batch in follow(self._store, COMMAND_TARGET):
+            for event in batch.events:
+                self._book.noted(event.resource.key)
 
     # Issuing.
 

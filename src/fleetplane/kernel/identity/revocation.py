@@ -16,8 +16,8 @@ import msgspec
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, NotFound, Unauthenticated
 from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
-from fleetplane.kernel.store import Draft, Store
-from fleetplane.kernel.watch import EventType
+from fleetplane.kernel.store import Draft, Store, follow
+from fleetplane.kernel.watch import EventType, Watch
 
 REASON_LIMIT = 1024
 SWEEP_BATCH = 256
@@ -199,11 +199,15 @@ class Revocations:
 
     async def run(self) -> None:
         """Tell of revocations that were made elsewhere: on another server, or by a caller that left."""
-        async with self._store.watch(REVOCATION) as watch:
-            async for batch in watch:
-                for event in batch.events:
-                    if event.type is not EventType.DELETED:
-                        self._tell(_revoked(event.resource))
+
+        def all_of_them(_watch: Watch) -> None:
+            for found in self._store.list(REVOCATION):
+                self._tell(_revoked(found))
+
+        async for batch in follow(self._store, REVOCATION, again=all_of_them):
+            for event in batch.events:
+                if event.type is not EventType.DELETED:
+                    self._tell(_revoked(event.resource))
 
     def _tell(self, revoked: Revoked) -> None:
         for subscriber in tuple(self._subscribers):

@@ -21,7 +21,6 @@ import structlog
 
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
-    Compacted,
     Conflict,
     FleetplaneError,
     InvalidArgument,
@@ -32,7 +31,7 @@ from fleetplane.kernel.errors import (
 from fleetplane.kernel.presence.departures import Departures
 from fleetplane.kernel.presence.kinds import PRESENCE, PresenceSpec
 from fleetplane.kernel.resources import Key, Kind, Resource, SpecT, StatusT, check_key
-from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.store import Draft, Store, follow
 from fleetplane.kernel.store.store import SYSTEM
 
 log = structlog.get_logger(__name__)
@@ -315,17 +314,11 @@ class Whereabouts:
     # Following.
 
     async def _follow(self) -> None:
-        while True:
-            watch = self._store.watch(PRESENCE, self._channel)
-            try:
-                self._look(tuple(self._here))
-                while True:
-                    batch = await watch.next()
-                    self._look([event.resource.name for event in batch.events])
-            except Compacted:  # too much has happened: look at everybody
-                continue
-            finally:
-                watch.close()
+        everybody = follow(
+            self._store, PRESENCE, self._channel, begin=lambda _watch: self._look(tuple(self._here))
+        )
+        async for batch in everybody:
+            self._look([event.resource.name for event in batch.events])
 
     def _look(self, agents: Sequence[str]) -> None:
         """See which of these have their session elsewhere by now."""

@@ -3,6 +3,7 @@
 from fleetplane.kernel.store.companions import Beside, Companion
 from fleetplane.kernel.store.draft import ABSENT, Committed, Draft, Expect, UndeclaredChange
 from fleetplane.kernel.store.engine import Claim
+from fleetplane.kernel.store.following import follow
 from fleetplane.kernel.store.settings import StoreSettings, StoreStatistics
 from fleetplane.kernel.store.store import Store
 from fleetplane.kernel.store.transaction import Delete, Put, Release, Take, Transaction, transact_found
@@ -24,5 +25,6 @@ __all__ = [
     "Take",
     "Transaction",
     "UndeclaredChange",
+    "follow",
     "transact_found",
 ]

@@ -24,7 +24,9 @@ from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.reconcile import Reason, Reconciler, Result
 from fleetplane.kernel.resources import Kind
+from fleetplane.kernel.store import follow
 from fleetplane.kernel.values.times import NS
+from fleetplane.kernel.watch import Watch
 
 log = structlog.get_logger(__name__)
 
@@ -153,39 +155,39 @@ class GroupController:
             self._parts.complain(tenant, group, seen.instance_id, text)
 
     async def _follow_instances(self) -> None:
-        with self._parts.store.watch(INSTANCE) as watch:
-            async for batch in watch:
-                for event in batch.events:
-                    key = f"{tenant_of(event.resource)}/{event.resource.spec.group}"
-                    calm = max(CALM_SECONDS, CALM_FACTOR * self._decided_seconds.get(key, 0.0))
-                    self.reconciler.enqueue(key, after_seconds=calm)
-                    nat = self._parts.nat.of(tenant_of(event.resource))
-                    if nat is not None and nat.group != event.resource.spec.group:
-                        # Who needs a way out has changed.
-                        self.reconciler.enqueue(
-                            f"{tenant_of(event.resource)}/{nat.group}",
-                            after_seconds=max(calm, NAT_CALM_SECONDS),
-                        )
+        async for batch in follow(self._parts.store, INSTANCE, begin=self._begin):
+            for event in batch.events:
+                key = f"{tenant_of(event.resource)}/{event.resource.spec.group}"
+                calm = max(CALM_SECONDS, CALM_FACTOR * self._decided_seconds.get(key, 0.0))
+                self.reconciler.enqueue(key, after_seconds=calm)
+                nat = self._parts.nat.of(tenant_of(event.resource))
+                if nat is not None and nat.group != event.resource.spec.group:
+                    # Who needs a way out has changed.
+                    self.reconciler.enqueue(
+                        f"{tenant_of(event.resource)}/{nat.group}",
+                        after_seconds=max(calm, NAT_CALM_SECONDS),
+                    )
+
+    def _begin(self, _watch: Watch) -> None:
+        self.look_at_everything()  # whatever happened before we listened
 
     async def _follow_groups(self) -> None:
         """What an operator set for one group concerns that group, and who leads its tenant out."""
-        with self._parts.store.watch(GROUP) as watch:
-            async for batch in watch:
-                for event in batch.events:
-                    tenant, group = tenant_of(event.resource), event.resource.name
-                    self.look_at(tenant, group)
-                    nat = self._parts.nat.of(tenant) if self._parts.groups.loaded is not None else None
-                    if nat is not None and nat.group != group:
-                        self.look_at(tenant, nat.group)
+        async for batch in follow(self._parts.store, GROUP, begin=self._begin):
+            for event in batch.events:
+                tenant, group = tenant_of(event.resource), event.resource.name
+                self.look_at(tenant, group)
+                nat = self._parts.nat.of(tenant) if self._parts.groups.loaded is not None else None
+                if nat is not None and nat.group != group:
+                    self.look_at(tenant, nat.group)
 
     async def _follow_scopes(self, kind: Kind[Any, Any]) -> None:
         """What holds for a scope concerns the groups at and below it."""
-        with self._parts.store.watch(kind) as watch:
-            async for batch in watch:
-                scopes = {event.resource.scope for event in batch.events}
-                self._look_at_many(
-                    {at for at in self._all() if any(covers(scope, group_scope(*at)) for scope in scopes)}
-                )
+        async for batch in follow(self._parts.store, kind, begin=self._begin):
+            scopes = {event.resource.scope for event in batch.events}
+            self._look_at_many(
+                {at for at in self._all() if any(covers(scope, group_scope(*at)) for scope in scopes)}
+            )
 
     # A pass.
 

@@ -7,18 +7,14 @@ followed in the store: keys that have come, reports, and who has left. On a data
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import Callable
 
 from fleetplane.domains.instances.grpc.agents import REPORTS, AgentService
 from fleetplane.domains.instances.kinds import PUBLIC_KEY, Instance
 from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.records.reports import Reports
-from fleetplane.kernel.errors import Compacted
 from fleetplane.kernel.presence import PRESENCE, Whereabouts
-from fleetplane.kernel.resources import AnyKind
-from fleetplane.kernel.store import Store
-from fleetplane.kernel.watch import Event
+from fleetplane.kernel.store import Store, follow
 
 PLACES = "instances"
 """The channel of the streams of agents."""
@@ -57,21 +53,15 @@ class AgentsAnywhere:
             tasks.create_task(self._follow_departures(went))
 
     async def _follow_keys(self) -> None:
-        async for event in self._events(PUBLIC_KEY):
-            self._agents.keys_came(event.resource.spec.instance)
+        async for batch in follow(self._store, PUBLIC_KEY):
+            for event in batch.events:
+                self._agents.keys_came(event.resource.spec.instance)
 
     async def _follow_departures(self, went: Went) -> None:
-        async for event in self._events(PRESENCE, PLACES):
-            if not event.resource.spec.is_open:
-                self._left(event.resource.name, went)
-
-    async def _events(self, kind: AnyKind, scope: str = "") -> AsyncIterator[Event]:
-        """From now on, but for those that nobody could keep up with."""
-        while True:
-            with self._store.watch(kind, scope) as watch, suppress(Compacted):
-                async for batch in watch:
-                    for event in batch.events:
-                        yield event
+        async for batch in follow(self._store, PRESENCE, PLACES):
+            for event in batch.events:
+                if not event.resource.spec.is_open:
+                    self._left(event.resource.name, went)
 
     def _left(self, place: str, went: Went) -> None:
         name, _, stream = place.rpartition("/")

@@ -23,7 +23,7 @@ from fleetplane.gen.nstance.v1 import operator_pb2
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import ResourceExhausted, Unavailable
 from fleetplane.kernel.resources import AnyKind
-from fleetplane.kernel.store import Store
+from fleetplane.kernel.store import Store, follow
 from fleetplane.kernel.watch import Event, EventType, Watch
 from fleetplane.rpc import CallContext
 
@@ -72,10 +72,9 @@ class OperatorWatches:
                 tasks.create_task(self._listen(kind), name=f"instances/bell/{kind.name}")
 
     async def _listen(self, kind: AnyKind) -> None:
-        with self._store.watch(kind) as watch:
-            self._ring(set(self._bells))  # what happened before we listened
-            async for batch in watch:
-                self._ring({event.resource.scope.removeprefix("tenant/") for event in batch.events})
+        # At the beginning for all: what happened before we listened.
+        async for batch in follow(self._store, kind, begin=lambda _watch: self._ring(set(self._bells))):
+            self._ring({event.resource.scope.removeprefix("tenant/") for event in batch.events})
 
     def close(self) -> None:
         """End every stream now; they tell their clients to come back later."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -11,9 +10,9 @@ import structlog
 from fleetplane.domains.instances.kinds import INSTANCE, REPORT, HeardReport, Report
 from fleetplane.fleet.streams.status_writer import StatusWriter
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import Compacted, FleetplaneError
-from fleetplane.kernel.store import Draft, Store
-from fleetplane.kernel.watch import EventType
+from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.store import Draft, Store, follow
+from fleetplane.kernel.watch import EventType, Watch
 
 log = structlog.get_logger(__name__)
 
@@ -107,19 +106,21 @@ class Reports:
         """Tell of each report that comes, to whichever server, with the one before it; until cancelled."""
         if self._store is None:
             return
-        while True:
-            with self._store.watch(REPORT) as watch:
-                before = {one.name: one.spec.report for one in self._store.list(REPORT)}
-                with suppress(Compacted):  # too much has happened: begin with what is known by now
-                    async for batch in watch:
-                        for event in batch.events:
-                            name, report = event.resource.name, event.resource.spec.report
-                            if event.type is EventType.DELETED:
-                                before.pop(name, None)
-                                self.forget(name)
-                            else:
-                                told(before.get(name), report)
-                                before[name] = report
+        store, before = self._store, dict[str, Report]()
+
+        def begin(_watch: Watch) -> None:
+            before.clear()
+            before.update((one.name, one.spec.report) for one in store.list(REPORT))
+
+        async for batch in follow(store, REPORT, begin=begin):
+            for event in batch.events:
+                name, report = event.resource.name, event.resource.spec.report
+                if event.type is EventType.DELETED:
+                    before.pop(name, None)
+                    self.forget(name)
+                else:
+                    told(before.get(name), report)
+                    before[name] = report
 
 
 def _not_written(count: int, error: FleetplaneError) -> None:
