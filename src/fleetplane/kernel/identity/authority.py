@@ -10,7 +10,6 @@ listeners: whoever holds trust open subscribes.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ from fleetplane.kernel.identity.roots import (
     unpack,
     write_root,
 )
-from fleetplane.kernel.identity.sealed_secret import NO_VERSION, ReplacedMeanwhile, SealedSecret, Unsealed
+from fleetplane.kernel.identity.sealed_secret import NO_VERSION, HeldSecret, SealedSecret
 from fleetplane.kernel.identity.succession import Phase, Succession
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.unbroken import finish
@@ -112,13 +111,12 @@ class Authority:
         version: str = NO_VERSION,
     ) -> None:
         self._purpose = purpose
-        self._kept = SealedSecret(store, master, name=purpose.secret)
-        self._version = version
+        kept = SealedSecret(store, master, name=purpose.secret)
+        self._held = HeldSecret(kept, version=version, use=lambda content: self._taken(unpack(content)))
         self._clock = clock
-        self._stepping = asyncio.Lock()  # guards: what is sealed in the store is what is in memory
         self._subscribers: list[Callable[[], None]] = []
         self._use(succession)
-        store.keep_fresh(self)
+        store.keep_fresh(self._held)
 
     def __repr__(self) -> str:
         subject = self._certificate.subject.rfc4514_string()
@@ -162,30 +160,6 @@ class Authority:
         self._certificate = self._members[0].certificate
         self._accepted = frozenset(member.key_id for member in self._members)
         self._trust_id = hashlib.sha256(" ".join(sorted(self._accepted)).encode()).hexdigest()[:16]
-
-    # What other servers do.
-
-    def secret_changed(self, name: str) -> None:
-        """Nothing to note: `refresh` compares versions."""
-
-    async def refresh(self) -> None:
-        """Know the steps that other servers have taken."""
-        if self._kept.version != self._version:
-            async with self._stepping:
-                await self._reload()
-
-    async def _reload(self) -> None:
-        while self._kept.version != self._version:
-            found = await self._kept.read()
-            if found is None:
-                return
-            self._taken(found)
-
-    def _taken(self, found: Unsealed) -> None:
-        self._version = found.version
-        self._use(unpack(found.content))
-        for subscriber in tuple(self._subscribers):
-            subscriber()
 
     # Trust.
 
@@ -250,7 +224,7 @@ class Authority:
 
     async def announce(self, *, actor: str) -> None:
         """Make the next authority and trust it; it signs nothing yet."""
-        async with self._stepping:
+        async with self._held.changing:
             made = make_root(_now(self._clock), title=self._purpose.title)
             following = self._succession.announce(made, now_ns=self._clock.now_ns())
             await self._take(following, actor=actor, action=f"identity.announce-{self._purpose.secret}")
@@ -266,18 +240,18 @@ class Authority:
     async def adopt(self, certificate_pem: bytes, key_pem: bytes, *, actor: str) -> None:
         """Announce an authority that exists elsewhere, such as an older fleet's or another server's."""
         brought = read_root(certificate_pem, key_pem, now=_now(self._clock))
-        async with self._stepping:
+        async with self._held.changing:
             self.check(certificate_pem, key_pem)
             following = self._succession.announce(brought, now_ns=self._clock.now_ns())
             await self._take(following, actor=actor, action=f"identity.adopt-{self._purpose.secret}")
 
     async def export(self, *, actor: str) -> bytes:
         """Certificate and private key of the newest authority, for another server of the same cluster."""
-        async with self._stepping:
+        async with self._held.changing:
             record = self._succession.following or self._succession.current
             # Written anew as it is, so that the audit log tells who has its key now.
             action = f"identity.export-{self._purpose.secret}"
-            self._version = (await self._keep(self._succession, actor=actor, action=action)).version
+            await self._held.replace(msgspec.msgpack.encode(self._succession), actor=actor, action=action)
             return write_root(record)
 
     @property
@@ -291,7 +265,7 @@ class Authority:
         Before that it signs the certificate of its successor, where its own certificate allows it: who
         trusts the old one alone verifies what the new one signs through that.
         """
-        async with self._stepping:
+        async with self._held.changing:
             switched = self._succession.switch(now_ns=self._clock.now_ns(), cross_der=self._cross_der())
             await self._take(switched, actor=actor, action=f"identity.switch-{self._purpose.secret}")
 
@@ -304,7 +278,7 @@ class Authority:
 
     async def retire(self, *, actor: str) -> None:
         """Trust the authority before the present one no more."""
-        async with self._stepping:
+        async with self._held.changing:
             retired = self._succession.retire(now_ns=self._clock.now_ns())
             await self._take(retired, actor=actor, action=f"identity.retire-{self._purpose.secret}")
 
@@ -312,16 +286,14 @@ class Authority:
         await finish(self._step(succession, actor=actor, action=action))
 
     async def _step(self, succession: Succession, *, actor: str, action: str) -> None:
-        self._taken(await self._keep(succession, actor=actor, action=action))
+        await self._held.replace(msgspec.msgpack.encode(succession), actor=actor, action=action)
+        self._taken(succession)
 
-    async def _keep(self, succession: Succession, *, actor: str, action: str) -> Unsealed:
-        """Seal it in the place of what is in memory; of two servers that take a step at once, one does."""
-        content = msgspec.msgpack.encode(succession)
-        try:
-            return await self._kept.replace(content, version=self._version, actor=actor, action=action)
-        except ReplacedMeanwhile:
-            await self._reload()
-            raise
+    def _taken(self, succession: Succession) -> None:
+        """Use what follows, of this server or of another."""
+        self._use(succession)
+        for subscriber in tuple(self._subscribers):
+            subscriber()
 
     def subscribe(self, subscriber: Callable[[], None]) -> Callable[[], None]:
         """Be told after each step; returns how to stop that. Must neither block nor raise."""

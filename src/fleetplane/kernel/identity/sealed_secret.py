@@ -8,6 +8,7 @@ and neither have those of a database file, which one server has to itself.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -94,3 +95,46 @@ class SealedSecret:
 
         await self._store.transact(change, actor=actor, action=action, touches=())
         return Unsealed(content, following if self._store.shared else version)
+
+
+class HeldSecret:
+    """A sealed secret as a server has it in memory, read again after another server has replaced it."""
+
+    def __init__(self, kept: SealedSecret, *, version: str, use: Callable[[bytes], None]) -> None:
+        """`use` takes the content that another server has put in its place."""
+        self._kept = kept
+        self._version = version
+        self._use = use
+        self.changing = asyncio.Lock()  # guards: what is sealed in the store is what is in memory
+
+    def __repr__(self) -> str:
+        return f"<HeldSecret {self._version or '-'} of {self._kept!r}>"
+
+    def secret_changed(self, name: str) -> None:
+        """Nothing to note: `refresh` compares versions."""
+
+    async def refresh(self) -> None:
+        """Know what other servers have made of it."""
+        if self._kept.version != self._version:
+            async with self.changing:
+                await self._reload()
+
+    async def _reload(self) -> None:
+        while self._kept.version != self._version:
+            found = await self._kept.read()
+            if found is None:
+                return
+            self._version = found.version
+            self._use(found.content)
+
+    async def replace(self, content: bytes, *, actor: str, action: str = "secret.put") -> None:
+        """Seal it in the place of what is in memory, for whoever holds `changing`.
+
+        Of servers that do so at once, one does; the others have what that one wrote when they are told.
+        """
+        try:
+            found = await self._kept.replace(content, version=self._version, actor=actor, action=action)
+        except ReplacedMeanwhile:
+            await self._reload()
+            raise
+        self._version = found.version

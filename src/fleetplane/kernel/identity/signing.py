@@ -30,7 +30,7 @@ from fleetplane.kernel.errors import (
     Unauthenticated,
 )
 from fleetplane.kernel.identity.master_key import MasterKey
-from fleetplane.kernel.identity.sealed_secret import NO_VERSION, ReplacedMeanwhile, SealedSecret
+from fleetplane.kernel.identity.sealed_secret import NO_VERSION, HeldSecret, ReplacedMeanwhile, SealedSecret
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.unbroken import finish
 
@@ -90,15 +90,16 @@ class SigningKeys:
         longest_life_seconds: float,
         version: str = NO_VERSION,
     ) -> None:
-        self._kept = SealedSecret(store, master, name=_secret(purpose))
-        self._version = version
+        kept = SealedSecret(store, master, name=_secret(purpose))
+        self._held = HeldSecret(
+            kept, version=version, use=lambda content: self._use(_DECODER.decode(content))
+        )
         self._clock = clock
         self._purpose = purpose
         self._algorithm: Algorithm = algorithm
         self._longest_life_seconds = longest_life_seconds
-        self._rotation = asyncio.Lock()  # guards: what is sealed in the store is what is in memory
         self._use(records)
-        store.keep_fresh(self)
+        store.keep_fresh(self._held)
 
     def __repr__(self) -> str:
         return f"<SigningKeys {self._purpose} {self._algorithm} keys={len(self._records)}>"
@@ -134,25 +135,6 @@ class SigningKeys:
             longest_life_seconds=longest_life_seconds,
             version=found.version,
         )
-
-    # What other servers do.
-
-    def secret_changed(self, name: str) -> None:
-        """Nothing to note: `refresh` compares versions."""
-
-    async def refresh(self) -> None:
-        """Know the keys that other servers have made."""
-        if self._kept.version != self._version:
-            async with self._rotation:
-                await self._reload()
-
-    async def _reload(self) -> None:
-        while self._kept.version != self._version:
-            found = await self._kept.read()
-            if found is None:
-                return
-            self._version = found.version
-            self._use(_DECODER.decode(found.content))
 
     def _use(self, records: tuple[KeyRecord, ...]) -> None:
         current = records[0]
@@ -267,7 +249,7 @@ class SigningKeys:
 
         The new key is the one that was published for this, if there is one.
         """
-        async with self._rotation:
+        async with self._held.changing:
             made = self._next or await _generate(self._algorithm, self._clock)
             signing = msgspec.structs.replace(made, is_next=False)
 
@@ -289,7 +271,7 @@ class SigningKeys:
 
     async def publish(self, *, actor: str) -> str:
         """Make the key that signs after the next rotation, for others to read it before; its id."""
-        async with self._rotation:
+        async with self._held.changing:
             if self._next is None:
                 made = msgspec.structs.replace(await _generate(self._algorithm, self._clock), is_next=True)
 
@@ -309,13 +291,10 @@ class SigningKeys:
                     f"there are {KEYS_LIMIT} keys for {self._purpose} whose tokens may still be in use",
                     hint="wait until the oldest has been retired for as long as its tokens live",
                 )
-            content = _ENCODER.encode(records)
             try:
-                done = await self._kept.replace(content, version=self._version, actor=actor)
+                await self._held.replace(_ENCODER.encode(records), actor=actor)
             except ReplacedMeanwhile:
-                await self._reload()
                 continue
-            self._version = done.version
             self._use(records)
             return
         raise Conflict(f"the keys for {self._purpose} are being changed all the time", hint="try again")
