@@ -3,14 +3,11 @@ defects are found."""
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import fields
 
 import pytest
-import structlog
 from support.shared.agents_host import LedgerDefects
 from support.shared.agents_sim import AgentSimulation
 from support.shared.cluster_sim import Violation
@@ -25,14 +22,7 @@ PORTIONS = 5
 LATE_SEEDS = 25
 DEFECT_SEEDS = 500
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Thousands of lines about connections that were lost on purpose help nobody."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.configure(**before)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.mark.parametrize("portion", range(PORTIONS))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import structlog
 from support.shared.cluster_sim import TAKEOVER_SECONDS, Simulation, Violation
 from support.shared.memory_engine import Defects, Link, MemoryDatabase, MemoryEngine
 from support.shared.storekit import KINDS, put
@@ -36,14 +33,7 @@ PORTIONS = 5
 LATE_SEEDS = 60
 DEFECT_SEEDS = 500
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Thousands of lines about connections that were lost on purpose help nobody."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.configure(**before)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 @pytest.mark.parametrize("portion", range(PORTIONS))
