@@ -266,6 +266,8 @@ def test_a_lineage_that_begins_later_counts_from_above() -> None:
     assert first_revision(now_ns + 86_400 * 10**9) > first_revision(now_ns) + busiest * 86_400
     assert first_revision(now_ns + 500 * 365 * 86_400 * 10**9) < 2**53
     assert first_revision(0) == 0
+    # Also within the second in which the old one began.
+    assert first_revision(now_ns + 10**7) > first_revision(now_ns) + 600
 
 
 # Damaged.

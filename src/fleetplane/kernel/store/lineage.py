@@ -42,7 +42,7 @@ DAMAGED = "restore a backup with `fleetplane restore`, or accept the loss with `
 
 def first_revision(now_ns: int) -> int:
     """Where a lineage that begins now begins to count."""
-    return max(0, now_ns // 1_000_000_000 - ORIGIN_SECONDS) * REVISIONS_PER_SECOND
+    return max(0, now_ns - ORIGIN_SECONDS * 1_000_000_000) * REVISIONS_PER_SECOND // 1_000_000_000
 
 
 def new_id() -> str:
