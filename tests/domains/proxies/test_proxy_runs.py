@@ -13,10 +13,11 @@ from support.fleet.declared_actions import carried_out
 from support.instances.agents_rig import BOSS, FakeAgent, Rig, agents_rig, until
 from support.proxies.proxy_api import Api, rest_api
 
-from fleetplane.domains.proxies import resources
 from fleetplane.domains.proxies.agents.runs import PROXY_RUN, ProxyCall, ProxyCommand, ProxyRun
 from fleetplane.domains.proxies.kinds.records import OrganizationSpec, WorkspaceSpec
 from fleetplane.domains.proxies.nginx.site import VALIDATES_TYPED
+from fleetplane.domains.proxies.resources.agents import AGENTS
+from fleetplane.domains.proxies.resources.runs import RUNS
 from fleetplane.fleet.resources.declaration import AnyPublicResource
 from fleetplane.fleet.runs import runs as all_runs
 from fleetplane.fleet.runs.channel import RunOrder
@@ -356,11 +357,11 @@ async def test_the_actions_reload_restart_test_and_cancel_reach_the_agent(rig: R
         return "" if answer.begun is None else answer.begun.name
 
     for action, word in (("reload", "reload"), ("restart", "restart"), ("test", "validate_config")):
-        run_id = await begun(resources.AGENTS, "web-0", action)
+        run_id = await begun(AGENTS, "web-0", action)
         command = await agent.next("command")
         assert (command.command_id, command.WhichOneof("command")) == (run_id, word)
         await agent.answer(run_id, success=True, message="done")
         assert (await over(rig, runs.get(rig.scope, run_id)))[0] == RunState.COMPLETE
-    run_id = await begun(resources.AGENTS, "web-0", "reload")
-    await begun(resources.RUNS, run_id, "cancel")
+    run_id = await begun(AGENTS, "web-0", "reload")
+    await begun(RUNS, run_id, "cancel")
     assert (await over(rig, runs.get(rig.scope, run_id)))[0] == RunState.CANCELLED

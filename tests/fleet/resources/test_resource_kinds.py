@@ -43,7 +43,7 @@ from fleetplane.domains.proxies.kinds.values import (
     NamedAgents,
     UpstreamServer,
 )
-from fleetplane.domains.proxies.resources import MIRROR, references
+from fleetplane.domains.proxies.resources.places import MIRROR, references
 from fleetplane.domains.proxies.server import BLUEPRINT as PROXIES
 from fleetplane.domains.proxies.typed_options import HostTls
 from fleetplane.fleet.feeds import ring

@@ -25,7 +25,7 @@ from fleetplane.domains.proxies.kinds.records import (
     agent_scope,
 )
 from fleetplane.domains.proxies.kinds.values import AgentState, DeploymentState
-from fleetplane.domains.proxies.resources import place
+from fleetplane.domains.proxies.resources.places import place
 from fleetplane.domains.proxies.rules import deployment
 from fleetplane.domains.proxies.rules.configuration import SECTIONS, labels_of
 from fleetplane.domains.proxies.serving.basis import decided_again

@@ -37,7 +37,8 @@ from fleetplane.domains.proxies.kinds.records import (
     WorkspaceSettings,
 )
 from fleetplane.domains.proxies.kinds.unique import refuse
-from fleetplane.domains.proxies.resources import ProxyCertificateSpecView, place
+from fleetplane.domains.proxies.resources.certificates import ProxyCertificateSpecView
+from fleetplane.domains.proxies.resources.places import place
 from fleetplane.domains.proxies.rules.secrecy import without_secrets
 from fleetplane.domains.proxies.serving.certificates import IMPORTED
 from fleetplane.domains.proxies.typed_options import Access, AccessRule, BasicUser

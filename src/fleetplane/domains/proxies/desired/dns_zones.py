@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleetplane.domains.proxies import access
 from fleetplane.domains.proxies.kinds.records import DNS_ZONE, DnsZone
-from fleetplane.domains.proxies.resources import place
+from fleetplane.domains.proxies.resources.places import place
 from fleetplane.fleet.resources.common import NoStatus
 from fleetplane.fleet.resources.declaration import Column, PublicResource, Reading, Secret, Shape, View
 

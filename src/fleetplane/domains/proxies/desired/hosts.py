@@ -36,7 +36,7 @@ from fleetplane.domains.proxies.kinds.records import (
     VirtualHostSpec,
 )
 from fleetplane.domains.proxies.kinds.unique import refuse
-from fleetplane.domains.proxies.resources import MIRROR
+from fleetplane.domains.proxies.resources.places import MIRROR
 from fleetplane.domains.proxies.serving.hosts import WantedHost
 from fleetplane.fleet.resources.declaration import Reading, Writable, WriteCall
 from fleetplane.kernel.errors import Conflict, InvalidArgument

@@ -18,7 +18,8 @@ from fleetplane.domains.proxies.kinds.records import (
     organization_scope,
     workspace_scope,
 )
-from fleetplane.domains.proxies.resources import WorkspaceSpecView, place
+from fleetplane.domains.proxies.resources.places import place
+from fleetplane.domains.proxies.resources.workspaces import WorkspaceSpecView
 from fleetplane.domains.proxies.tenancy import organizations
 from fleetplane.domains.proxies.tenancy.organizations import SLUG
 from fleetplane.fleet.resources.common import NoStatus

@@ -7,7 +7,7 @@ from typing import Any
 from fleetplane.domains.proxies import access
 from fleetplane.domains.proxies.desired.common import ProxyParts, batch_of, place_of, reloads, required_place
 from fleetplane.domains.proxies.kinds.records import AGENT, STREAM, UPSTREAM, Stream, StreamSpec
-from fleetplane.domains.proxies.resources import MIRROR, place, references
+from fleetplane.domains.proxies.resources.places import MIRROR, place, references
 from fleetplane.fleet.resources.common import NoStatus
 from fleetplane.fleet.resources.declaration import (
     Column,
