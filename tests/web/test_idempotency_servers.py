@@ -109,8 +109,8 @@ class Server:
         await asyncio.sleep(0.001)
         return Answer(content=Made(name=self.store.clock.token_bytes(8).hex()))
 
-    async def post(self, path: str, key: str, body: Any = 1) -> httpx.Response:
-        headers = {"authorization": "maker", "idempotency-key": key}
+    async def post(self, path: str, key: str, body: Any = 1, *, maker: str = "maker") -> httpx.Response:
+        headers = {"authorization": maker, "idempotency-key": key}
         await self.store.confirmed()  # as every server does before it answers
         with self.store.writing_here():
             return await self._http.post(f"/t{path}", json=body, headers=headers)
@@ -121,7 +121,7 @@ class Server:
 
 def _who(headers: Headers) -> OperatorCaller:
     name = headers.credential or ""
-    return OperatorCaller(principal=Principal(name=name, roles=frozenset({Role(name)}), scope=""))
+    return OperatorCaller(principal=Principal(name=name, roles=frozenset({MAKER}), scope=""))
 
 
 @asynccontextmanager
@@ -258,6 +258,25 @@ def test_too_many_keys_make_the_oldest_be_forgotten(monkeypatch: pytest.MonkeyPa
             assert len(used) == 5
             assert "idempotency-replayed" in (await found[1].post("/promised", "k11")).headers
             assert "idempotency-replayed" not in (await found[1].post("/promised", "k0")).headers
+
+    run(many())
+
+
+def test_nobodys_keys_give_way_to_the_many_of_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "ANSWERS_LIMIT", 6)
+    monkeypatch.setattr(idempotency, "SWEEP_EACH", 4)
+
+    async def many() -> None:
+        async with servers() as found:
+            for number in range(2):
+                await found[1].post("/promised", f"k{number}", maker="modest")
+            for number in range(14):
+                await asyncio.sleep(1)
+                await found[1].post("/promised", f"k{number}", maker="greedy")
+            assert len(found[1].store.claims(USED_KEY)) == 6
+            for number in range(2):
+                again = await found[1].post("/promised", f"k{number}", maker="modest")
+                assert "idempotency-replayed" in again.headers
 
     run(many())
 

@@ -22,7 +22,7 @@ def _encoded(content: Any) -> bytes:
 
 async def asked(answers: Answers, digest: str, content: str) -> str:
     """What a request is answered: what it was before, or else this."""
-    with answers.running(digest, b"", status=200, encode=_encoded) as once:
+    with answers.running(digest, b"", caller="somebody", status=200, encode=_encoded) as once:
         if (kept := await answers.find(once)) is not None:
             return kept.body.decode()
         await answers.keep(once, Answer(content=content))

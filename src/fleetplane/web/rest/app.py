@@ -104,7 +104,10 @@ class Desk(Generic[C]):
         def encode(content: Any) -> bytes:
             return _encoded(route, content)
 
-        with self._answers.running(digest, body, status=route.status, encode=encode) as once:
+        using = self._answers.running(
+            digest, body, caller=call.caller.name, status=route.status, encode=encode
+        )
+        with using as once:
             kept = await self._answers.find(once)
             if kept is not None:
                 return _again(route, call, kept)

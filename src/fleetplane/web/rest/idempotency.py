@@ -13,6 +13,7 @@ sealed: an answer may hold a token that is shown once.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +34,8 @@ from fleetplane.web.rest.routes import Answer
 KEPT_SECONDS = 24 * 3600
 KEY_LIMIT = 255
 ANSWERS_LIMIT = 50_000
-"""Keys kept at once in a namespace, a claim of 300 bytes each. Beyond it the oldest are forgotten early."""
+"""Keys kept at once in a namespace, a claim of 300 bytes each. Beyond it the oldest of those callers who have
+the most are forgotten early: nobody's keys give way to the many of somebody else."""
 SWEEP_EACH = 1000
 """Keys that a server keeps before it looks whether there are too many; else they are swept every hour."""
 SWEEP_BATCH = 256
@@ -41,6 +43,9 @@ SWEEP_BATCH = 256
 BODY_LIMIT_BYTES = 512 * 1024
 """Of an answer that is kept, half of what a secret may hold. Of a longer one it is kept that it was given."""
 REQUEST_BYTES = 8
+REQUEST_DIGITS = 2 * REQUEST_BYTES
+CALLER_DIGITS = 12
+"""By which the requests of a caller begin, of the digest of its name."""
 ACTOR = "system/idempotency"
 USED_KEY: Kind[Nothing, Nothing] = Kind("idempotency-key", Nothing, Nothing)
 """Of claims alone; their scope is the namespace."""
@@ -65,8 +70,13 @@ class Use(NamedTuple):
     """Who has used a key, and until when that is kept: what owns its claim."""
 
     request: str
+    """It begins with whose it is; those that were made before that was so are nobody's."""
     expires: int
     """In seconds since 1970."""
+
+    @property
+    def caller(self) -> str:
+        return self.request[:-REQUEST_DIGITS]
 
     @classmethod
     def read(cls, owner: str) -> Use:
@@ -151,7 +161,7 @@ class Answers:
 
     @contextmanager
     def running(
-        self, digest: str, body: bytes, *, status: int, encode: Callable[[Any], bytes]
+        self, digest: str, body: bytes, *, caller: str, status: int, encode: Callable[[Any], bytes]
     ) -> Iterator[Once]:
         """From the first look to the last word: the same key meanwhile is a conflict."""
         if digest in self._running:
@@ -164,7 +174,8 @@ class Answers:
                 return Kept(fingerprint=fingerprint)
             return Kept(fingerprint=fingerprint, status=status, headers=dict(answer.headers), body=content)
 
-        request = self._clock.token_bytes(REQUEST_BYTES).hex()
+        whose = hashlib.sha256(caller.encode()).hexdigest()[:CALLER_DIGITS]
+        request = whose + self._clock.token_bytes(REQUEST_BYTES).hex()
         use = Use(request, self._clock.now_ns() // 1_000_000_000 + KEPT_SECONDS)
         once = Once(digest=digest, fingerprint=fingerprint, use=use, encode=kept)
         self._running[digest] = once
@@ -258,15 +269,13 @@ class Answers:
         draft.delete_secret(self._name(digest, use))
 
     async def sweep(self) -> int:
-        """Forget what has been kept long enough, and the oldest of too many; how many."""
+        """Forget what has been kept long enough, and of too many the oldest; how many."""
         self._unswept = 0
         now_ns = self._clock.now_ns()
         found = self._store.claims(USED_KEY, self._namespace)
-        used = sorted(
-            ((Use.read(owner), claim.value) for claim, owner in found), key=lambda one: one[0].expires
-        )
-        surplus = max(0, len(used) - ANSWERS_LIMIT)
-        old = used[:surplus] + [one for one in used[surplus:] if one[0].is_over(now_ns)]
+        used = [(Use.read(owner), claim.value) for claim, owner in found]
+        old = [one for one in used if one[0].is_over(now_ns)]
+        old += _too_many([one for one in used if not one[0].is_over(now_ns)])
         for start in range(0, len(old), SWEEP_BATCH):
             await self._store.transact(
                 partial(self._sweep, old=old[start : start + SWEEP_BATCH]),
@@ -281,3 +290,14 @@ class Answers:
             # Somebody else may have done so, and the key may have been used again since.
             if draft.claimed_by(USED_KEY, self._namespace, _FIELD, digest) == str(use):
                 self._forget(draft, digest, use)
+
+
+def _too_many(used: Sequence[tuple[Use, str]]) -> Sequence[tuple[Use, str]]:
+    """Those beyond the limit, when everybody's newest is kept before anybody's second newest, and so on."""
+    seen = Counter[str]()
+    ranked = []
+    for one in sorted(used, key=lambda one: -one[0].expires):
+        ranked.append((seen[one[0].caller], one))
+        seen[one[0].caller] += 1
+    ranked.sort(key=lambda each: each[0])
+    return [one for _, one in ranked[ANSWERS_LIMIT:]]
