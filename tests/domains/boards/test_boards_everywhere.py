@@ -183,10 +183,7 @@ def _people(one: Site, two: Site, three: Site, attic: Certified) -> None:
     two.did("DELETE", f"/gpio/{number}")
     issued = two.did("GET", "/ca/certificates")
     assert issued == one.did("GET", "/ca/certificates")
-    # What calls boards is done by the server that calls them.
-    refused = two.ask("POST", f"/gpio/{number}/write", {"value": 1})
-    assert refused.status_code == 503
-    assert "/one is active" in refused.text
+    assert two.ask("POST", f"/gpio/{number}/write", {"value": 1}).status_code == 404
 
 
 def _commands(tmp_path: Path, one: Site, two: Site, three: Site) -> None:
@@ -203,6 +200,51 @@ def _commands(tmp_path: Path, one: Site, two: Site, three: Site) -> None:
         until(lambda: one.did("GET", f"/commands/{run}")["data"]["open"] == 0)
         (outcome,) = two.did("GET", f"/commands/{run}")["data"]["outcomes"]
         assert (outcome["success"], outcome["stdout"]) == (True, "from two\n"), outcome
+        _pins(one, two, three, board.number)
+        _live(two, three, board.number)
+
+
+def _pins(one: Site, two: Site, three: Site, board: int) -> None:
+    """Any server calls a board: what one has driven, another reads, and a reservation holds at all."""
+    wanted = {"node_id": board, "pin_number": 27, "name": "horn", "direction": "output"}
+    number = two.did("POST", "/gpio", wanted)["data"]["id"]
+    everyone = [one, two, three]
+    with ThreadPoolExecutor(len(everyone)) as threads:
+        for race in range(RACES):
+            levels = [race % 2, (race + 1) % 2, race % 2]
+            writing = [
+                threads.submit(site.did, "POST", f"/gpio/{number}/write", {"value": level})
+                for site, level in zip(everyone, levels, strict=True)
+            ]
+            assert [one.result(DEADLINE_SECONDS)["value"] for one in writing] == levels
+            wire = {site.did("POST", f"/gpio/{number}/read")["value"] for site in everyone}
+            assert wire == {site.did("GET", f"/gpio/{number}")["data"]["value"] for site in everyone}
+    until(lambda: len(three.did("GET", f"/gpio/{number}/readings")["readings"]) > 1)
+    by_name = f"{two.web}/apis/v1/pins/cellar.27"
+    acted = two.http.post(f"{by_name}/actions/write", json={"value": 1})
+    assert acted.status_code == 200, acted.text
+    assert three.http.get(by_name.replace(two.web, three.web)).json()["spec"]["level"] == 1
+    three.did("POST", f"/gpio/{number}/reserve", {"client_id": "crane"})
+    assert (
+        one.did("GET", "/gpio/reservations")["reservations"]
+        == two.did("GET", "/gpio/reservations")["reservations"]
+    )
+    refused = two.ask("POST", f"/gpio/{number}/write", {"value": 1, "client_id": "rival"})
+    assert refused.status_code == 409, refused.text
+    two.did("POST", f"/gpio/{number}/write", {"value": 1, "client_id": "crane"})
+    two.did("POST", f"/gpio/{number}/release", {"client_id": "crane"})
+    one.did("DELETE", f"/gpio/{number}")
+
+
+def _live(two: Site, three: Site, board: int) -> None:
+    """What a board says when it is asked, at servers that stand by."""
+    for site in (two, three):
+        assert site.did("GET", f"/nodes/{board}/system")["data"]["node_id"] == board
+        assert site.did("GET", f"/nodes/{board}/health")["data"]["node_id"] == board
+        logs = site.ask("GET", f"/nodes/{board}/logs?tail=5&source=agent")
+        assert (logs.status_code, "event: end" in logs.text) == (200, True), logs.text
+        assert site.did("GET", "/health")["status"] == "ok"
+        assert site.did("GET", "/system/info")["cpu_count"] > 0
 
 
 def _races(everyone: list[Site]) -> None:

@@ -141,9 +141,6 @@ _CALLS = frozenset(
         "RequestProvisioning",
         "ProvisionNode",
         "DeprovisionNode",
-        "ReadGPIO",
-        "WriteGPIO",
-        "StreamGPIOReadings",
     }
 )
 """What calls boards, or is driven by whoever does: the active server alone."""

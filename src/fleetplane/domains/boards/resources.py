@@ -196,6 +196,7 @@ BOARDS = PublicResource(
             run=_run,
             body=ProgramBody,
             takes_time=True,
+            anywhere=True,
         ),
         *freeze_actions("boards", lambda board: board_scope(int(board.name))),
     ),
@@ -383,6 +384,7 @@ PINS = PublicResource(
             permission=access.OPERATE,
             run=_write,
             body=PinWriteBody,
+            anywhere=True,
         ),
     ),
     relates=(Related(resource="board", path=".spec.board"),),
@@ -440,5 +442,6 @@ RUNS = run_resource(
     target=lambda spec: targets.shown(spec.target),
     runs=lambda domain: domain.nodes.runs,
     printed=_printed,
+    anywhere=True,
 )
 RESOURCES = (BOARDS, CLUSTERS, PINS, ACCOUNTS, RUNS)

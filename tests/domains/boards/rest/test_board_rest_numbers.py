@@ -10,6 +10,7 @@ import pytest
 from support.boards.boards_rig import BOSS, BoardsRig, boards_rig
 from support.boards.boards_web import BoardsWeb, boards_web
 
+from fleetplane.domains.boards.pins.turns import PinTurn
 from fleetplane.domains.boards.wire.message_json import plain
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.kernel.telemetry import Point
@@ -28,7 +29,8 @@ async def web(tmp_path: Path) -> AsyncIterator[BoardsWeb]:
 
 async def written(rig: BoardsRig, level: int) -> None:
     devices = rig.domain.nodes.devices
-    await devices.written(1, level, lease_id="", at_ns=rig.kernel.clock.now_ns(), actor=BOSS)
+    turn = PinTurn(device=devices.require(1))
+    await devices.written(turn, level, lease_id="", at_ns=rig.kernel.clock.now_ns(), actor=BOSS)
 
 
 async def test_a_pins_value_is_an_integer_in_json(web: BoardsWeb) -> None:

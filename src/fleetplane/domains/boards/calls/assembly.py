@@ -18,6 +18,7 @@ from fleetplane.domains.boards.commands.runs import BOARD_RUN, BoardChannel, Boa
 from fleetplane.domains.boards.core import BoardCore
 from fleetplane.domains.boards.grpc.certificates import CertificateMethods
 from fleetplane.domains.boards.grpc.pins import GpioMethods
+from fleetplane.domains.boards.inventory.boards import status_of
 from fleetplane.domains.boards.kinds import BOARD, SCOPE, number_of
 from fleetplane.domains.boards.logs.relay import LogsRelay
 from fleetplane.domains.boards.metrics.history import MetricsHistory
@@ -25,6 +26,7 @@ from fleetplane.domains.boards.pins.client import NodePins
 from fleetplane.domains.boards.pins.controller import GpioController, GpioPolicy
 from fleetplane.domains.boards.pins.driver import Driver
 from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE
+from fleetplane.domains.boards.pins.turns import PIN_TURN, PinTurns
 from fleetplane.fleet.runs.metrics import RunCollector
 from fleetplane.fleet.runs.runs import Runs
 from fleetplane.kernel.errors import FleetplaneError
@@ -33,7 +35,7 @@ from fleetplane.kernel.watch import EventType
 
 log = structlog.get_logger(__name__)
 
-KINDS = (GPIO_DEVICE, CERTIFICATE_REQUEST, BOARD_RUN, BOARD_CALLER)
+KINDS = (GPIO_DEVICE, PIN_TURN, CERTIFICATE_REQUEST, BOARD_RUN, BOARD_CALLER)
 ARRIVALS_LIMIT = 65_536
 """Boards waiting to be given what waited for them; one that finds no room has its commands time out."""
 
@@ -53,7 +55,7 @@ class NodeSide:
         )
         self.devices = core.devices
         self.pins = NodePins(self.links, core.boards, clock)
-        self.driver = Driver(self.devices, self.pins, clock, kernel.telemetry)
+        self.driver = Driver(self.devices, self.pins, PinTurns(store, clock), clock, kernel.telemetry)
         self.gpio = GpioController(
             store=store,
             clock=clock,
@@ -112,7 +114,7 @@ class NodeSide:
         await self.runs.prepare()
 
     async def prepare_here(self) -> None:
-        """On a server that does not call boards by itself."""
+        """On a server that calls boards only for those who ask it."""
         self.commander.prepare_here()
         await self.runs.prepare()
 
@@ -122,6 +124,7 @@ class NodeSide:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.commander.run_here(), name="boards/commands")
                 tasks.create_task(self.runs.run_here(), name="boards/runs")
+                tasks.create_task(self._follow_arrivals(), name="boards/arrivals")
         finally:
             await self.links.close()
 
@@ -148,6 +151,21 @@ class NodeSide:
         while True:
             board = await self._arrived.get()
             await self._tolerated(self.commander.arrived(board))
+
+    async def _follow_arrivals(self) -> None:
+        """On a server that stands by: call boards anew that have registered anywhere, or are gone."""
+        known = {board.name: status_of(board).arrivals for board in self._core.boards.all()}
+        async with self._core.kernel.store.watch(BOARD, SCOPE) as watch:
+            async for batch in watch:
+                for event in batch.events:
+                    name, arrivals = event.resource.name, status_of(event.resource).arrivals
+                    if event.type is EventType.DELETED:
+                        known.pop(name, None)
+                    elif known.get(name) == arrivals:
+                        continue
+                    else:
+                        known[name] = arrivals
+                    self.links.drop(int(name))
 
     async def _follow_deletions(self) -> None:
         async with self._core.kernel.store.watch(BOARD, SCOPE) as watch:

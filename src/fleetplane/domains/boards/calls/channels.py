@@ -44,6 +44,7 @@ CERTIFICATE_DAYS: Final = 7.0
 ACTOR_FIELD: Final = "fleetplane-actor"
 ROLE_FIELD: Final = "fleetplane-role"
 LEASE_FIELD: Final = "fleetplane-lease-seconds"
+FENCE_FIELD: Final = "fleetplane-order"
 ACTOR_LIMIT: Final = 256
 
 _OPTIONS: Final = (

@@ -13,11 +13,12 @@ from typing import Final
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fleetplane.domains.boards.calls.channels import LEASE_FIELD, Asked, NodeLinks
+from fleetplane.domains.boards.calls.channels import FENCE_FIELD, LEASE_FIELD, Asked, NodeLinks
 from fleetplane.domains.boards.calls.errors import refused
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
 from fleetplane.domains.boards.pins.kinds import Direction, Pull
 from fleetplane.domains.boards.pins.rules import Drive, GiveUp, Listen, PinSeen, Wave
+from fleetplane.domains.boards.pins.turns import PinTurn
 from fleetplane.domains.boards.wire import boards as wire
 from fleetplane.gen.boards import boards_pb2 as pb
 from fleetplane.gen.pi_agent import pi_agent_pb2 as pi_agent
@@ -84,16 +85,16 @@ class NodePins:
 
     async def apply(
         self,
-        board: int,
-        pin: int,
+        turn: PinTurn,
         wanted: GiveUp | Listen | Drive | Wave,
         *,
         asked: Asked,
         hold: Hold | None = None,
     ) -> None:
-        """Have the board make a pin what it should be, whatever it is."""
+        """Have the board of a device make its pin what it should be, whatever it is."""
+        board, pin = turn.device.spec.board, turn.device.spec.pin
         if self._is_original(board):
-            await self._original_apply(board, pin, wanted, asked)
+            await self._original_apply(board, pin, wanted, asked, turn)
             return
         match wanted:
             case GiveUp():
@@ -101,37 +102,51 @@ class NodePins:
             case Listen(pull=pull):
                 request = _configure(pin, Direction.INPUT, pull)
             case Drive(level=level):
-                await self._drive(board, pin, wanted, level, asked, hold)
+                await self._drive(board, pin, wanted, level, asked, hold, turn)
                 return
             case Wave(frequency_hz=frequency, duty_percent=duty):
                 request = pb.GPIORequest(
                     pin=pin, action=pb.GPIORequest.PWM, pwm_frequency=frequency, pwm_duty_cycle=duty
                 )
-        await self._control(board, request, asked, hold)
+        await self._control(board, request, asked, hold, turn)
 
     # Our own agents.
 
     async def _drive(
-        self, board: int, pin: int, wanted: Drive, level: int, asked: Asked, hold: Hold | None
+        self,
+        board: int,
+        pin: int,
+        wanted: Drive,
+        level: int,
+        asked: Asked,
+        hold: Hold | None,
+        turn: PinTurn,
     ) -> None:
         state = pb.GPIORequest.HIGH if level else pb.GPIORequest.LOW
         write = pb.GPIORequest(pin=pin, state=state, action=pb.GPIORequest.WRITE)
         try:
-            await self._control(board, write, asked, hold)
+            await self._control(board, write, asked, hold, turn)
         except FailedPrecondition as error:
             if error.details.get("cause") not in _NOT_AN_OUTPUT:
                 raise
             request = _configure(pin, Direction.OUTPUT, wanted.pull)
             request.state = state
-            await self._control(board, request, asked, hold)
+            await self._control(board, request, asked, hold, turn)
 
     async def _control(
-        self, board: int, request: pb.GPIORequest, asked: Asked, hold: Hold | None = None
+        self,
+        board: int,
+        request: pb.GPIORequest,
+        asked: Asked,
+        hold: Hold | None = None,
+        turn: PinTurn | None = None,
     ) -> pb.GPIOResponse:
-        more = None
+        more: list[tuple[str, str]] = []
         if hold is not None:
             request.lease_id = hold.id
-            more = [(LEASE_FIELD, f"{hold.seconds:.3f}")]
+            more.append((LEASE_FIELD, f"{hold.seconds:.3f}"))
+        if turn is not None and (fence := turn.order(self._clock)) is not None:
+            more.append((FENCE_FIELD, str(fence)))
         answer = await self._links.call(
             board, lambda link: link.node.ControlGPIO, request, pb.GPIOResponse, asked=asked, more=more
         )
@@ -148,8 +163,14 @@ class NodePins:
     # Original agents.
 
     async def _original_apply(
-        self, board: int, pin: int, wanted: GiveUp | Listen | Drive | Wave, asked: Asked
+        self,
+        board: int,
+        pin: int,
+        wanted: GiveUp | Listen | Drive | Wave,
+        asked: Asked,
+        turn: PinTurn,
     ) -> None:
+        turn.order(self._clock)  # they do not know such things; only that it is not too late
         match wanted:
             case GiveUp():  # they know no way to give a pin up: an input drives nothing
                 await self._original_configure(board, pin, Direction.INPUT, Pull.NONE, asked)
@@ -161,6 +182,7 @@ class NodePins:
                 except FleetplaneError as error:
                     if error.details.get("code") == grpc.StatusCode.UNAVAILABLE.name:
                         raise
+                    turn.order(self._clock)
                     await self._original_configure(board, pin, Direction.OUTPUT, pull, asked)
                     await self._original_write(board, pin, level, asked)
             case Wave(frequency_hz=frequency, duty_percent=duty):

@@ -13,7 +13,7 @@ import msgspec
 from fleetplane.domains.boards.inventory.boards import SERVER
 from fleetplane.domains.boards.inventory.numbers import Numbers
 from fleetplane.domains.boards.kinds import BOARD, SCOPE
-from fleetplane.domains.boards.pins import rules
+from fleetplane.domains.boards.pins import rules, turns
 from fleetplane.domains.boards.pins.kinds import (
     GPIO_DEVICE,
     Device,
@@ -23,6 +23,7 @@ from fleetplane.domains.boards.pins.kinds import (
     device_number,
     status_of,
 )
+from fleetplane.domains.boards.pins.turns import PinTurn, turn_key
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
     AlreadyExists,
@@ -203,22 +204,36 @@ class Devices:
     # What boards did.
 
     async def written(
-        self, number: int, level: int, *, lease_id: str, at_ns: int, actor: str
+        self, turn: PinTurn, level: int, *, lease_id: str, at_ns: int, actor: str
     ) -> Device | None:
-        """A board drives the level, which is from now on what it should drive. None if the device is gone."""
+        """A board drives the level, which is from now on what it should drive. None if the device is gone.
+
+        Ends the turn; raises `TurnLost` if another server has had one since.
+        """
 
         def step(spec: GpioSpec, status: GpioStatus) -> tuple[GpioSpec, GpioStatus]:
             spec = msgspec.structs.replace(spec, level=level, lease_id=lease_id)
             return spec, _applied(status, value=float(level), at_ns=at_ns)
 
-        return await self._note(number, step, actor=actor, action="boards.gpio_write", applied=True)
+        number = device_number(turn.device)
+        noted = await self._note(
+            number, step, actor=actor, action="boards.gpio_write", applied=True, turn=turn, ends=True
+        )
+        turn.over = True
+        return noted
 
     async def found(
-        self, device: Device, step: Callable[[GpioStatus], GpioStatus], *, applied: bool = False
+        self,
+        device: Device,
+        step: Callable[[GpioStatus], GpioStatus],
+        *,
+        applied: bool = False,
+        turn: PinTurn | None = None,
     ) -> Device | None:
         """What a board was found to do, or not. Nothing is written if that is nothing new.
 
-        `applied` says that the board has what the device's spec was at its generation.
+        `applied` says that the board has what the device's spec was at its generation. Where several servers
+        call boards, what was seen without a turn counts only if nobody has changed the device since.
         """
 
         def stepped(spec: GpioSpec, status: GpioStatus) -> tuple[GpioSpec, GpioStatus]:
@@ -227,17 +242,41 @@ class Devices:
                 status = msgspec.structs.replace(status, applied_generation=device.generation)
             return spec, status
 
-        return await self._note(device_number(device), stepped, actor=SERVER, action="boards.gpio_found")
+        return await self._note(
+            device_number(device),
+            stepped,
+            actor=SERVER,
+            action="boards.gpio_found",
+            turn=turn,
+            seen=device.revision if turn is None and self._store.shared else None,
+        )
+
+    async def doubted(self, turn: PinTurn) -> None:
+        """Nobody knows what a board made of an order: have the controller look. Ends the turn."""
+
+        def step(spec: GpioSpec, status: GpioStatus) -> tuple[GpioSpec, GpioStatus]:
+            return spec, msgspec.structs.replace(status, applied_generation=0)
+
+        await self._note(
+            device_number(turn.device), step, actor=SERVER, action="boards.gpio_doubt", turn=turn, ends=True
+        )
+        turn.over = True
 
     # Reservations.
 
-    async def reserve(self, number: int, holder: str, *, seconds: float | None, actor: str) -> Device:
-        """Let nobody else write for so long; None for until it is given back. The same holder renews."""
+    async def reserve(self, turn: PinTurn, holder: str, *, seconds: float | None, actor: str) -> Device:
+        """Let nobody else write for so long; None for until it is given back. The same holder renews.
+
+        Ends the turn; raises `TurnLost` if another server has had one since.
+        """
+        number = device_number(turn.device)
         fresh = self._clock.token_bytes(LEASE_ID_BYTES).hex()
 
         def change(draft: Draft) -> Device:
+            turns.require(draft, turn)
             device = _present(_visible(draft, number), number, "id")
             rules.check_holder(device, holder, now_ns=draft.now_ns)
+            turns.end(draft, turn)
             spec, status = device.spec, status_of(device)
             before = status.lease
             lease = rules.taken(before, holder, seconds=seconds, fresh_id=fresh, now_ns=draft.now_ns)
@@ -246,8 +285,9 @@ class Devices:
             return _put(draft, device, spec, msgspec.structs.replace(status, lease=lease))
 
         done = await self._store.transact(
-            change, actor=actor, action="boards.gpio_reserve", touches=[_key(number)]
+            change, actor=actor, action="boards.gpio_reserve", touches=[_key(number), turn_key(number)]
         )
+        turn.over = True
         return done.value
 
     async def release(self, number: int, holder: str, *, actor: str, anyones: bool = False) -> Device:
@@ -305,11 +345,26 @@ class Devices:
     # Writing.
 
     async def _note(
-        self, number: int, step: Step, *, actor: str, action: str, applied: bool = False
+        self,
+        number: int,
+        step: Step,
+        *,
+        actor: str,
+        action: str,
+        applied: bool = False,
+        turn: PinTurn | None = None,
+        ends: bool = False,
+        seen: int | None = None,
     ) -> Device | None:
+        """`seen` is the revision that a device must still have; else nothing is written."""
+
         def change(draft: Draft) -> Device | None:
+            if turn is not None:
+                turns.require(draft, turn)
+                if ends:
+                    turns.end(draft, turn)
             device = draft.get(GPIO_DEVICE, SCOPE, str(number))
-            if device is None:
+            if device is None or (seen is not None and device.revision != seen):
                 return None
             made = _put(draft, device, *step(device.spec, status_of(device)))
             if not applied:
@@ -317,7 +372,8 @@ class Devices:
             status = msgspec.structs.replace(status_of(made), applied_generation=made.generation)
             return _put(draft, made, made.spec, status)
 
-        done = await self._store.transact(change, actor=actor, action=action, touches=[_key(number)])
+        touches = [_key(number), turn_key(number)] if ends else [_key(number)]
+        done = await self._store.transact(change, actor=actor, action=action, touches=touches)
         return done.value
 
 
@@ -335,12 +391,13 @@ def remove_device(draft: Draft, number: int, *, holder: str) -> Device:
     """Delete a device at once if its board does not have the pin, else as soon as it has given it up."""
     device = _present(_visible(draft, number), number, "id")
     rules.check_holder(device, holder, now_ns=draft.now_ns)
-    if not status_of(device).held:
+    # What a server is about to do at the board is not known yet: then the pin is given up in any case.
+    if not status_of(device).held and not turns.is_taken(draft, number):
         return _forget(draft, device)
 
     def step(spec: GpioSpec, status: GpioStatus) -> tuple[GpioSpec, GpioStatus]:
         spec, status = rules.undriven(msgspec.structs.replace(spec, removing=True), status)
-        return spec, msgspec.structs.replace(status, lease=None)
+        return spec, msgspec.structs.replace(status, lease=None, held=True)
 
     return change_device(draft, number, step, holder=holder)
 

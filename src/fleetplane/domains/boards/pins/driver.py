@@ -2,14 +2,14 @@
 
 A level is written down when the board drives it, not before: a write that fails leaves what was
 wanted before, and the controller sees to it that the pin is that. One thing at a time is done about
-one device, so that what is written down last is what was driven last.
+one device, also by several servers (`turns.py`), so that what is written down last is what was driven last.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 from weakref import WeakValueDictionary
 
@@ -32,6 +32,7 @@ from fleetplane.domains.boards.pins.kinds import (
     status_of,
 )
 from fleetplane.domains.boards.pins.rules import Drive, GiveUp, LeaveAlone, PinSeen, Wave, Wish
+from fleetplane.domains.boards.pins.turns import WAIT_SECONDS, Check, PinTurn, PinTurns
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
 from fleetplane.kernel.telemetry import Point, Sample, Telemetry
@@ -51,14 +52,21 @@ CONTROLLER: Final = Asked(actor=SERVER, role=OPERATOR)
 
 class Driver:
     def __init__(
-        self, devices: Devices, pins: NodePins, clock: Clock, telemetry: Telemetry | None = None
+        self,
+        devices: Devices,
+        pins: NodePins,
+        turns: PinTurns,
+        clock: Clock,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._devices = devices
         self._pins = pins
+        self._turns = turns
         self._clock = clock
         self._telemetry = telemetry
         self.doubtful: asyncio.Queue[int] = asyncio.Queue(DOUBTS_LIMIT)
-        """Boards with a write of unknown outcome, for the controller to verify."""
+        """Boards with a write of unknown outcome, for the controller to verify; of several servers, the store
+        tells it."""
         self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
         """Guard: what is written down of a device is what was last done about it."""
 
@@ -78,7 +86,9 @@ class Driver:
                 return Read(level=duty, at_ns=self._clock.now_ns())
             spec = device.spec
             if spec.direction is Direction.INPUT and not status_of(device).held:
-                await self._bring(device, rules.wish(device), asked=CONTROLLER)
+                async with self._turn(number, lambda found, _: rules.check_active(found)) as turn:
+                    await self._bring(turn, rules.wish(turn.device), asked=CONTROLLER)
+                device = self._devices.require(number)
             read = await self._pins.read(spec.board, spec.pin, pull=spec.pull, asked=asked)
             await self._noticed(device, read.level, at_ns=read.at_ns)
         if keep:
@@ -87,23 +97,23 @@ class Driver:
 
     async def write(self, number: int, value: int, *, holder: str, asked: Asked) -> Read:
         """Drive a level, or a duty cycle, from now on; `holder` must have the reservation if there is one."""
-        async with self._alone(number):
-            await self._devices.up_to_date()
-            device = self._devices.require(number)
-            now_ns = self._clock.now_ns()
+
+        def check(device: Device, now_ns: int) -> None:
             rules.check_writable(device, value, holder, now_ns=now_ns)
+
+        async with self._alone(number), self._turn(number, check) as turn:
+            device = turn.device
             if status_of(device).owed_lease_id:  # the lease before this one must end at the board first
-                await self._bring(device, GiveUp(), asked=asked)
+                await self._bring(turn, GiveUp(), asked=asked)
             wanted, hold = self._driving(device, value), self._hold(device)
             try:
-                await self._pins.apply(device.spec.board, device.spec.pin, wanted, asked=asked, hold=hold)
+                await self._pins.apply(turn, wanted, asked=asked, hold=hold)
             except AWAY:
-                if not self.doubtful.full():
-                    self.doubtful.put_nowait(device.spec.board)
+                await self._doubt(turn)
                 raise
             read = Read(level=value, at_ns=self._clock.now_ns())
             await self._devices.written(
-                number,
+                turn,
                 value,
                 lease_id=hold.id if hold is not None else "",
                 at_ns=read.at_ns,
@@ -115,11 +125,12 @@ class Driver:
     async def reserve(self, number: int, holder: str, *, seconds: float | None, asked: Asked) -> Device:
         """Reserve a pin for one holder. A board that drives the pin under the lease is told first:
         if it cannot be, the lease is not longer than it knows."""
-        async with self._alone(number):
-            await self._devices.up_to_date()
-            device = self._devices.require(number)
-            now_ns = self._clock.now_ns()
+
+        def check(device: Device, now_ns: int) -> None:
             rules.check_holder(device, holder, now_ns=now_ns)
+
+        async with self._alone(number), self._turn(number, check) as turn:
+            device, now_ns = turn.device, self._clock.now_ns()
             hold = self._hold_of_level(device)
             if hold is not None and seconds is not None:
                 lease = rules.taken(
@@ -127,13 +138,12 @@ class Driver:
                 )
                 left = rules.seconds_left(lease, now_ns=now_ns) or seconds
                 await self._pins.apply(
-                    device.spec.board,
-                    device.spec.pin,
+                    turn,
                     self._driving(device, device.spec.level or 0),
                     asked=asked,
                     hold=Hold(id=hold.id, seconds=left),
                 )
-            return await self._devices.reserve(number, holder, seconds=seconds, actor=asked.actor)
+            return await self._devices.reserve(turn, holder, seconds=seconds, actor=asked.actor)
 
     async def readings(self, number: int, *, from_ns: int, to_ns: int, limit: int) -> Sequence[Sample]:
         """What was kept, newest first."""
@@ -169,7 +179,8 @@ class Driver:
             if held is not None and not status_of(device).owed_lease_id:
                 return held
             try:
-                await self._bring(device, wanted, asked=CONTROLLER)
+                async with self._turn(number, _anything, wait_seconds=0.0, removing=True) as turn:
+                    await self._bring(turn, rules.wish(turn.device), asked=CONTROLLER)
             except AWAY:
                 raise
             except FleetplaneError as error:
@@ -196,18 +207,18 @@ class Driver:
             if device.spec.config.sample_rate:
                 self._keep(device_number(device), Read(level=seen.level, at_ns=self._clock.now_ns()))
 
-    async def _bring(self, device: Device, wanted: Wish, *, asked: Asked) -> None:
+    async def _bring(self, turn: PinTurn, wanted: Wish, *, asked: Asked) -> None:
+        device = turn.device
         if isinstance(wanted, LeaveAlone):
             return
-        spec = device.spec
         hold = self._owed(device) if isinstance(wanted, GiveUp) else self._hold_of_level(device)
         try:
-            await self._pins.apply(spec.board, spec.pin, wanted, asked=asked, hold=hold)
+            await self._pins.apply(turn, wanted, asked=asked, hold=hold)
         except FleetplaneError as error:
-            await self._devices.found(device, _because(error))
+            await self._devices.found(device, _because(error), turn=turn)
             raise
         if isinstance(wanted, GiveUp):
-            await self._given_up(device)
+            await self._given_up(device, turn)
             return
         value = float(wanted.level) if isinstance(wanted, Drive) else None
         value = float(wanted.duty_percent) if isinstance(wanted, Wave) else value
@@ -217,9 +228,9 @@ class Driver:
             status = msgspec.structs.replace(status, held=True, reason="", message="")
             return status if value is None else _showing(status, value, at_ns=now_ns)
 
-        await self._devices.found(device, step, applied=True)
+        await self._devices.found(device, step, applied=True, turn=turn)
 
-    async def _given_up(self, device: Device) -> None:
+    async def _given_up(self, device: Device, turn: PinTurn | None = None) -> None:
         if device.spec.removing:
             await self._devices.forget(device_number(device))
             return
@@ -229,7 +240,7 @@ class Driver:
                 status, held=False, value=None, value_at_ns=None, reason="", message="", owed_lease_id=""
             )
 
-        await self._devices.found(device, step, applied=True)
+        await self._devices.found(device, step, applied=True, turn=turn)
 
     # What they share.
 
@@ -240,6 +251,25 @@ class Driver:
             lock = self._locks[number] = asyncio.Lock()
         async with lock:
             yield
+
+    @asynccontextmanager
+    async def _turn(
+        self, number: int, check: Check, *, wait_seconds: float = WAIT_SECONDS, removing: bool = False
+    ) -> AsyncIterator[PinTurn]:
+        """A turn at a device, for whoever is alone with it here."""
+        turn = await self._turns.take(number, check, wait_seconds=wait_seconds, removing=removing)
+        try:
+            yield turn
+        finally:
+            await self._turns.give_back(turn)
+
+    async def _doubt(self, turn: PinTurn) -> None:
+        """Have the controller look at what a board made of an order."""
+        if turn.fence is not None:
+            with suppress(FleetplaneError):  # else at its next look
+                await self._devices.doubted(turn)
+        elif not self.doubtful.full():
+            self.doubtful.put_nowait(turn.device.spec.board)
 
     def _driving(self, device: Device, value: int) -> Drive | Wave:
         if device.spec.device_type is DeviceType.PWM:
@@ -280,6 +310,10 @@ class Driver:
                 scope=SCOPE, series=SERIES, source=str(number), at_ns=read.at_ns, value=float(read.level)
             )
             self._telemetry.offer(points=[point])
+
+
+def _anything(_device: Device, _now_ns: int) -> None:
+    """The controller brings a device to what it should be, whoever has reserved it."""
 
 
 def _showing(status: GpioStatus, value: float, *, at_ns: int) -> GpioStatus:

@@ -180,8 +180,8 @@ class RestSide:
                 summary="events of boards, over WebSocket",
                 needs=Needs.STORE,
             ),
-            Mount(path="/health", app=probes),
-            Mount(path="/ready", app=probes),
+            Mount(path="/health", app=probes, needs=Needs.NOTHING),
+            Mount(path="/ready", app=probes, needs=Needs.STORE),
         )
 
     async def run(self) -> None:

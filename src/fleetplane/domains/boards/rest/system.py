@@ -28,6 +28,7 @@ from fleetplane.domains.boards.rest.shapes.people import (
 )
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.values.times import spelled
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.gateway import Receive, Scope, Send
 from fleetplane.web.rest.routes import Answer, Route
 
@@ -48,6 +49,7 @@ class SystemRoutes:
                 method="GET",
                 path="/health",
                 handler=self.health,
+                needs=Needs.NOTHING,
                 tag=_TAG,
                 public=True,
                 summary="Liveness of the server",
@@ -57,6 +59,7 @@ class SystemRoutes:
                 method="GET",
                 path="/system/info",
                 handler=self.info,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=READ,
                 summary="Get version and host of the server",
@@ -66,6 +69,7 @@ class SystemRoutes:
                 method="GET",
                 path="/system/metrics",
                 handler=self.metrics,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=READ,
                 summary="Get CPU and memory use of the server",

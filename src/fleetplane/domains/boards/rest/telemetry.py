@@ -37,6 +37,7 @@ from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
 from fleetplane.kernel.telemetry import Sample
 from fleetplane.kernel.values.times import NS, spelled
 from fleetplane.kernel.values.timestamps import timestamp
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import whole_number
 from fleetplane.web.rest.routes import Answer, Query, Route, Stream
 from fleetplane.web.streaming import EVENT_STREAM, event
@@ -83,6 +84,7 @@ class TelemetryRoutes:
                 method="GET",
                 path=f"{_ONE}/system",
                 handler=self.system,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=READ,
                 summary="Get a board's metrics now",
@@ -92,6 +94,7 @@ class TelemetryRoutes:
                 method="GET",
                 path=f"{_ONE}/health",
                 handler=self.health,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=READ,
                 summary="Get the health that a board's agent reports",
@@ -101,6 +104,7 @@ class TelemetryRoutes:
                 method="GET",
                 path=f"{_ONE}/metrics",
                 handler=self.metrics,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=READ,
                 summary="Get a board's latest metrics, or one series over time",
@@ -131,6 +135,7 @@ class TelemetryRoutes:
                 method="GET",
                 path="/metrics",
                 handler=self.fleet,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=READ,
                 summary="List the latest metrics of all boards",
@@ -144,6 +149,7 @@ class TelemetryRoutes:
                 method="GET",
                 path=f"{_ONE}/logs",
                 handler=self.logs,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=READ,
                 summary="Read or follow a board's logs as server-sent events",

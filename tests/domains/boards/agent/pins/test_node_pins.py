@@ -188,3 +188,24 @@ async def test_measurements_answer_at_once_flat_and_in_detail(rig: NodeRig) -> N
     assert nested.metrics.memory.total_bytes == metrics.detail.memory.total_bytes
     # One read as the other shows nothing at all, so they must never be mixed up.
     assert not pi.GetSystemMetricsResponse.FromString(metrics.SerializeToString()).metrics.HasField("memory")
+
+
+async def test_a_servers_order_that_a_newer_one_overtook_is_refused(rig: NodeRig) -> None:
+    server, operator = await rig.node(), await rig.node_of("boards.operator")
+
+    async def order(node: Any, place: str, **said: Any) -> Any:
+        return await node.ControlGPIO(gpio(**said), metadata=[("fleetplane-order", place)])
+
+    await order(server, "l/7", state=HIGH)
+    assert (await order(server, "l/9", state=LOW, dry_run=True)).reason == "DRY_RUN"
+    for said in ({"state": LOW}, {"action": RELEASE}, {"action": PWM, "pwm_frequency": 9}):
+        failure = await failing(order(server, "l/6", **said))
+        assert (failure.code, failure.cause) == (CODE.ABORTED, "older")
+    assert list(rig.copper.wires[18].history) == [1]
+    assert (await order(server, "l/6", action=READ)).state == HIGH
+    await order(server, "l/7", action=RELEASE)
+    assert (await failing(order(server, "l/6", state=LOW))).cause == "older"  # also once it is given up
+    await order(server, "restored/1", state=LOW)
+    assert (await failing(order(server, "not a place", state=LOW))).code is CODE.INVALID_ARGUMENT
+    await order(operator, "l/1", state=HIGH)  # only servers have an order among themselves
+    await order(operator, "not a place", state=LOW)

@@ -19,10 +19,12 @@ from fleetplane.domains.boards.agent.pins.rules import (
     dwell_refusal,
     lease_after,
     lease_refusal,
+    order_refusal,
     pin_refusal,
     waveform_dwell_refusal,
     waveform_refusal,
 )
+from fleetplane.domains.boards.fences import Fence, parsed
 from fleetplane.kernel.errors import (
     Conflict,
     FailedPrecondition,
@@ -192,3 +194,29 @@ def test_a_pin_with_a_dwell_time_carries_no_waveform() -> None:
 def test_a_policy_about_pins_that_do_not_exist_is_no_policy(settings: dict[str, object]) -> None:
     with pytest.raises(SettingsError):
         PinPolicy(**settings)  # type: ignore[arg-type]
+
+
+def test_an_order_older_than_the_newest_is_refused_if_it_would_change_something() -> None:
+    newest = Fence(lineage="l", revision=7)
+
+    def refused(operation: Operation, fence: Fence | None, before: Fence | None = newest) -> bool:
+        return order_refusal(before, operation, 17, PinCaller(user="ann", fence=fence)) is not None
+
+    assert refused(Operation.WRITE, Fence(lineage="l", revision=6))
+    assert refused(Operation.RELEASE, Fence(lineage="l", revision=6))
+    assert not refused(Operation.READ, Fence(lineage="l", revision=6))
+    assert not refused(Operation.WRITE, newest)  # one order may take several calls
+    assert not refused(Operation.WRITE, Fence(lineage="l", revision=8))
+    assert not refused(Operation.WRITE, Fence(lineage="restored", revision=1))
+    assert not refused(Operation.WRITE, Fence(lineage="l", revision=1), None)
+    assert not refused(Operation.WRITE, None)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "l", "l/", "/7", "l/-1", "l/7 ", "l/" + "9" * 20, "x" * 65 + "/7", "l/7/8"]
+)
+def test_a_place_that_cannot_be_read_is_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        parsed(text, field="fleetplane-order")
+    assert refused.value.field == "fleetplane-order"
+    assert str(parsed("9f2c/4711", field="")) == "9f2c/4711"

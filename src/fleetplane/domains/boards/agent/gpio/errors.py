@@ -109,6 +109,14 @@ class LeasedByAnother(HardwareFault, Conflict):
     hint = "wait until the lease ends, or ask its holder"
 
 
+class OlderOrder(HardwareFault, Conflict):
+    """A newer order about the pin was carried out before this one came."""
+
+    reason = "PIN_ORDER_OLD"
+    cause = "older"
+    hint = "read the pin, and write it again if that is still wanted"
+
+
 _ENOTSUPP = 524
 """The kernel's own, which has no name outside it: some drivers let it escape."""
 

@@ -21,9 +21,11 @@ from typing import Final
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
+from fleetplane.domains.boards import fences
 from fleetplane.domains.boards.access import ADMIN, CONTROLLER, OPERATOR, VIEWER
 from fleetplane.domains.boards.agent.grpc.revoked_callers import RevokedCallers
 from fleetplane.domains.boards.agent.pins.rules import LEASE_SECONDS
+from fleetplane.domains.boards.fences import Fence
 from fleetplane.gen.boards import boards_pb2
 from fleetplane.gen.pi_agent import pi_agent_pb2
 from fleetplane.kernel.access import AccessTable, Grant, Permission, Principal, Role
@@ -91,6 +93,8 @@ ON_BEHALF_OF: Final = "fleetplane-actor"
 ROLE_OF_ACTOR: Final = "fleetplane-role"
 LEASE_SECONDS_FIELD: Final = "fleetplane-lease-seconds"
 """For how long a call's lease is to last, if not for as long as usual."""
+FENCE_FIELD: Final = "fleetplane-order"
+"""The place of a server's order about a pin among those of all servers."""
 ACTOR_LIMIT: Final = 256
 URI_ROLE: Final = "fleetplane://role/"
 URI_CONTROLLER: Final = "fleetplane://boards/controller/"
@@ -226,6 +230,14 @@ def lease_seconds(context: CallContext) -> float:
     if not math.isfinite(seconds):
         raise InvalidArgument(f"{LEASE_SECONDS_FIELD} is no number of seconds", field="lease_id")
     return seconds
+
+
+def fence(context: CallContext) -> Fence | None:
+    """The place of an order among those of several servers; ignored from any other caller."""
+    said = context.connection.metadata(FENCE_FIELD)
+    if said is None or not is_controller(context.principal):
+        return None
+    return fences.parsed(str(said), field=FENCE_FIELD)
 
 
 def on_behalf_of(context: CallContext) -> str:

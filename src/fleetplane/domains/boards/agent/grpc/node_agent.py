@@ -12,6 +12,7 @@ from fleetplane.domains.boards.agent.grpc.access import (
     DRIVE,
     RELAYED,
     access_table,
+    fence,
     lease_seconds,
     on_behalf_of,
 )
@@ -68,7 +69,10 @@ class NodeService:
         if order.operation is not Operation.READ:
             self._access.check(context.principal, DRIVE)
         caller = PinCaller(
-            user=actor(context), lease_id=request.lease_id, lease_seconds=lease_seconds(context)
+            user=actor(context),
+            lease_id=request.lease_id,
+            lease_seconds=lease_seconds(context),
+            fence=fence(context),
         )
         if request.dry_run:
             return await self._rehearse(order, caller)

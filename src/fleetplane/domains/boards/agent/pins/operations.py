@@ -17,6 +17,7 @@ from fleetplane.domains.boards.agent.pins import rules as pin_rules
 from fleetplane.domains.boards.agent.pins.lines import Held, PinLines
 from fleetplane.domains.boards.agent.pins.rules import Event, Lease, Operation, PinCaller, PinPolicy, Refusal
 from fleetplane.domains.boards.agent.pins.states import Audit, AuditEntry, LeaseState, PinState, Reading
+from fleetplane.domains.boards.fences import Fence
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, InvalidArgument
 
@@ -31,6 +32,8 @@ class PinBank:
         self._clock = clock
         self._audit = audit
         self._leases: dict[int, Lease] = {}
+        self._newest: dict[int, Fence] = {}
+        """Of each pin, the newest order that was carried out, or begun: also once the pin is given up."""
 
     def __repr__(self) -> str:
         return f"<PinBank {self._lines} leased={sorted(self._leases)}>"
@@ -104,7 +107,7 @@ class PinBank:
 
     def rehearse(self, operation: Operation, pin: int, *, caller: PinCaller) -> None:
         """Raise as the operation would by policy or lease; touch nothing."""
-        with self._outcome(operation, pin, caller):
+        with self._outcome(operation, pin, caller, is_done=False):
             pass
 
     def states(self) -> tuple[PinState, ...]:
@@ -149,15 +152,20 @@ class PinBank:
         self._lines.close()
 
     @contextmanager
-    def _outcome(self, operation: Operation, pin: int, caller: PinCaller) -> Iterator[None]:
+    def _outcome(
+        self, operation: Operation, pin: int, caller: PinCaller, *, is_done: bool = True
+    ) -> Iterator[None]:
         """The checks that every call goes through first, and the audit entry of one that fails."""
         ours = pin in self._lines.held
         failed = pin_rules.FAILED[operation]
         try:
             _object(pin_rules.pin_refusal(self._policy, operation, pin))
             self.expire()
+            _object(pin_rules.order_refusal(self._newest.get(pin), operation, pin, caller))
             now, lease = self._clock.monotonic(), self._leases.get(pin)
             _object(pin_rules.lease_refusal(lease, operation, pin, caller, now=now))
+            if is_done and caller.fence is not None and operation in pin_rules.CHANGING:
+                self._newest[pin] = caller.fence
             yield
         except _Objection as objection:
             self._say_failed(objection.refusal.event, pin, caller, objection.refusal.error)

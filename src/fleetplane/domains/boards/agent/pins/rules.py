@@ -2,8 +2,8 @@
 
 The checks of a call run in one order, always: may this operation be used at all, is the pin
 protected, restricted, outside the allow list, outside the header, are the figures of a waveform in
-range; then the lease, then the dwell time. The first that objects is the answer, so that a caller
-and the audit log always read the same reason. Nothing here knows a chip or a clock.
+range; then whether a newer order came before, the lease, the dwell time. The first that objects is the
+answer, so that a caller and the audit log always read the same reason. Nothing here knows a chip or a clock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from fleetplane.domains.boards.agent.gpio.errors import LeasedByAnother
+from fleetplane.domains.boards.agent.gpio.errors import LeasedByAnother, OlderOrder
+from fleetplane.domains.boards.fences import Fence
 from fleetplane.kernel.errors import (
     FailedPrecondition,
     FleetplaneError,
@@ -86,6 +87,7 @@ class Event(StrEnum):
     RELEASE_FAILED = "pin_release_failed"
     LEASED = "lease_granted"
     LEASE_CONFLICT = "lease_conflict"
+    OLDER_ORDER = "older_order_denied"
     LEASE_EXPIRED = "lease_expired"
     LEASE_ENDED = "lease_ended"
     DWELL_DENIED = "dwell_time_denied"
@@ -151,6 +153,8 @@ class PinCaller:
     lease_id: str = ""
     """Taken, or extended, by every change made under it; empty asks for none."""
     lease_seconds: float = LEASE_SECONDS
+    fence: Fence | None = None
+    """Its place among the orders of several servers; None where nobody says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +192,14 @@ def waveform_refusal(frequency_hz: int, duty_percent: int) -> Refusal | None:
     if duty_percent not in DUTY_PERCENT:
         return _out_of_range("duty_cycle", duty_percent, DUTY_PERCENT, Event.PWM_FAILED)
     return None
+
+
+def order_refusal(newest: Fence | None, operation: Operation, pin: int, caller: PinCaller) -> Refusal | None:
+    """Of several servers, the order that was written down last counts, in whichever order they come."""
+    if operation not in CHANGING or caller.fence is None or not caller.fence.is_older_than(newest):
+        return None
+    message = f"a newer order about pin {pin} was carried out before this one came"
+    return Refusal(event=Event.OLDER_ORDER, error=OlderOrder(message))
 
 
 def lease_refusal(
