@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 
 from fleetplane import __version__, assembly, housekeeping, ready_file
 from fleetplane.audit_keeper import AuditKeeper, anchors
-from fleetplane.domains.blueprint import Domain, Kernel
+from fleetplane.domains.blueprint import Domain, Kernel, prepare_both, run_both
 from fleetplane.front import Front
 from fleetplane.grpc_apps import keep_to_rights
 from fleetplane.kernel.attention import Attention, AttentionCollector
@@ -125,7 +125,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             verify_audit=lambda lines, elsewhere: directory.verified(lines, archives_are_elsewhere=elsewhere),
         )
         for domain in domains:
-            await domain.prepare()
+            await prepare_both(domain)
         front = Front(
             settings, kernel, blueprints, domains, registry, gate=reads.gate(store), watchdog=watchdog
         )
@@ -142,7 +142,9 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
         # From here on somebody waits when the loop is held.
         watchdog.install(asyncio.get_running_loop(), but=Door.__call__.__code__)
         async with asyncio.TaskGroup() as controllers:
-            tasks = [controllers.create_task(domain.run(), name=f"domain/{domain!r}") for domain in domains]
+            tasks = [
+                controllers.create_task(run_both(domain), name=f"domain/{domain!r}") for domain in domains
+            ]
             tasks.append(controllers.create_task(attention.run(), name="attention"))
             tasks.append(controllers.create_task(front.warden.run(), name="warden"))
             chores = housekeeping.chores(store, clock)

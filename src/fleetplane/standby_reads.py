@@ -18,8 +18,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from fleetplane import assembly
-from fleetplane.domains.blueprint import Blueprint, Domain, Kernel, ReadableOnStandby, ServesEverywhere
-from fleetplane.domains.fleetwide.server import FleetwideDomain
+from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
 from fleetplane.front import Front
 from fleetplane.grpc_apps import keep_to_rights
 from fleetplane.kernel.attention import Attention, AttentionCollector
@@ -102,12 +101,8 @@ class StandbyReads:
             domains = await assembly.build(
                 self._settings, kernel, verify_audit=self._verify_elsewhere, stands_by=True
             )
-            serving = [one for one in domains if isinstance(one, ServesEverywhere)]
             with kernel.store.writing_here():
                 for domain in domains:
-                    if isinstance(domain, ReadableOnStandby):
-                        await domain.prepare_reading()
-                for domain in serving:
                     await domain.prepare_here()
             gate = ReadGate(standby, kernel.store, active=False)
             front = Front(
@@ -123,17 +118,17 @@ class StandbyReads:
             front.ops.readiness = Readiness.STANDBY
             front.ops.reads = lambda: gate.is_fresh
             front.ops.elsewhere = lambda: gate.elsewhere().message
-            _collect(registry, kernel, serving)
+            _collect(registry, kernel, domains)
             await front.health.standing_by(reads=True)
             await front.open(stack, grace_seconds=GRACE_SECONDS)
-            for domain in serving:
+            for domain in domains:
                 domain.opened(front.addresses)
             stack.push_async_callback(_drained, domains, front)
             log.info("standby.reads_served", **front.addresses)
             async with asyncio.TaskGroup() as tasks:
-                beside = self._beside(tasks, kernel, front, domains)
+                beside = self._beside(tasks, kernel, front)
                 with kernel.store.writing_here():  # in whose context these begin
-                    beside += [tasks.create_task(one.run_here(), name=f"standby/{one!r}") for one in serving]
+                    beside += [tasks.create_task(one.run_here(), name=f"standby/{one!r}") for one in domains]
                 while standby.index.silent_seconds <= STALE_SECONDS:
                     # Watches look by themselves whether their caller may still read, in memory.
                     with contextlib.suppress(TimeoutError):  # and are ended in time, whatever hangs
@@ -150,11 +145,8 @@ class StandbyReads:
         assert self._standby is not None
         raise elsewhere(self._standby)
 
-    def _beside(
-        self, tasks: asyncio.TaskGroup, kernel: Kernel, front: Front, domains: Sequence[Domain]
-    ) -> list[asyncio.Task[None]]:
+    def _beside(self, tasks: asyncio.TaskGroup, kernel: Kernel, front: Front) -> list[asyncio.Task[None]]:
         work: dict[str, Coroutine[Any, Any, None]] = {
-            "changes": _fleetwide(domains).follow(),
             "revocations": kernel.revocations.run(),
             "rights": keep_to_rights(front.apps.values(), self._clock),
             "attention": kernel.attention.run(),
@@ -197,15 +189,11 @@ async def _drained(domains: Iterable[Domain], front: Front) -> None:
     await front.drain(GRACE_SECONDS)
 
 
-def _collect(registry: CollectorRegistry, kernel: Kernel, serving: Iterable[Domain]) -> None:
+def _collect(registry: CollectorRegistry, kernel: Kernel, domains: Iterable[Domain]) -> None:
     registry.register(StoreCollector(kernel.store))
     registry.register(BellCollector(kernel.store))
     registry.register(kernel.calls.collector())
     registry.register(AttentionCollector(kernel.attention))
     if kernel.telemetry is not None:
         registry.register(TelemetryCollector(kernel.telemetry))
-    registry.register(Merged(collector for domain in serving for collector in domain.collectors))
-
-
-def _fleetwide(domains: Sequence[Domain]) -> FleetwideDomain:
-    return next(one for one in domains if isinstance(one, FleetwideDomain))
+    registry.register(Merged(collector for domain in domains for collector in domain.collectors))

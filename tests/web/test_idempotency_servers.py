@@ -232,8 +232,7 @@ def test_what_was_recorded_before_keys_were_claims_is_still_answered() -> None:
             name = f"things/idempotency/{expires:012d}/{digest}"
             sealed = one.floor.master.seal(msgspec.msgpack.encode(kept), purpose=name)
             await one.store.put_secret(name, sealed)
-            for server in found:
-                await server.family.prepare()
+            await one.family.take_over()  # as the active server does, for all
             for server in found:
                 assert (await server.post("/promised", "k")).content == b'{"name":"old"}'
             await asyncio.sleep(61)

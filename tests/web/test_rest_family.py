@@ -83,7 +83,7 @@ async def family(folder: Path, **how: Any) -> AsyncIterator[tuple[RestFamily[Ope
         made = RestFamily(
             Floor(store, clock), RouteTable("/v1/t", (route,)), gate(), domain="things", text=TEXT, **how
         )
-        await made.prepare()
+        await made.take_over()
         yield made, things
 
 
@@ -135,7 +135,7 @@ async def test_a_family_sweeps_at_the_start_and_every_hour(tmp_path: Path) -> No
     async with family(tmp_path, sweeps=(sweep,)) as (of, _):
         clock = of._clock
         assert isinstance(clock, VirtualClock)
-        running = asyncio.ensure_future(of.run())
+        running = asyncio.ensure_future(of.run_active())
         while swept < 1:
             await asyncio.sleep(0)
         while not clock.sleepers:

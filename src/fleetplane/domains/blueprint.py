@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from google.protobuf.descriptor import ServiceDescriptor
 from prometheus_client.registry import Collector
@@ -94,7 +95,48 @@ class Service:
     """Its rows of the method table, where no blueprint has them: a service on another domain's listener."""
 
 
-class Domain(Protocol):
+class RunsInTwoParts(Protocol):
+    """Something with work for every server, and work for one of them."""
+
+    async def run_here(self) -> None:
+        """The controllers of those agents that are connected to this server, until cancelled."""
+
+    async def run_active(self) -> None:
+        """What one server does for all: controllers, sweeps and deadlines, until cancelled."""
+
+
+class TwoParts(RunsInTwoParts, Protocol):
+    """Something that every server runs, and of which one of them, the active one, does more.
+
+    The parts are begun in this order: `prepare_here`, `take_over`, `run_here` and `run_active`. On a server
+    that stands by, `run_here` runs for as long as that takes, and goes on when `take_over` is called: agents
+    may be connected to this server by then, and are to others all the time.
+    """
+
+    async def prepare_here(self) -> None:
+        """Load what serving needs. What other servers have of their agents is left as it is."""
+
+    async def take_over(self) -> None:
+        """Correct stored state that is untrue since the server is gone that was active before.
+
+        What agents with a session have, on whichever server, is left as it is.
+        """
+
+
+async def prepare_both(one: TwoParts) -> None:
+    """On a server that is active from the beginning."""
+    await one.prepare_here()
+    await one.take_over()
+
+
+async def run_both(one: RunsInTwoParts) -> None:
+    """There, until cancelled."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(one.run_here(), name=f"{one!r}/here")
+        tasks.create_task(one.run_active(), name=f"{one!r}/active")
+
+
+class Domain(TwoParts, Protocol):
     """A running domain. Its kinds, methods and grants are known before the kernel opens."""
 
     @property
@@ -115,7 +157,7 @@ class Domain(Protocol):
 
     @property
     def routes(self) -> Sequence[Mount]:
-        """What the web listener should pass on to this domain; asked for after `prepare`."""
+        """What the web listener should pass on to this domain; asked for after `prepare_here`."""
         ...
 
     @property
@@ -123,40 +165,11 @@ class Domain(Protocol):
         """Lines for the person who started the server, such as a password that is shown once."""
         ...
 
-    async def prepare(self) -> None:
-        """Correct stored state that a restart has made untrue, before calls are served."""
-
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
-        """Learn where the listeners are, by name, once they accept."""
-
-    async def run(self) -> None:
-        """The domain's controllers, until cancelled."""
+        """Learn where the listeners are, by name, once they accept; again when more of them do."""
 
     def drain(self) -> None:
         """End open streams in the way their protocol calls clean."""
-
-
-@runtime_checkable
-class ReadableOnStandby(Protocol):
-    """A domain that loads something before the resource API can be read on a server that stands by."""
-
-    async def prepare_reading(self) -> None:
-        """Load what recognising callers needs; nothing can be written."""
-
-
-@runtime_checkable
-class ServesEverywhere(Protocol):
-    """A domain whose agents may connect to any of several servers on one database.
-
-    `prepare` and `run` are for the active server and include this; on one that stands by these are called
-    instead, and whatever they begin may write.
-    """
-
-    async def prepare_here(self) -> None:
-        """Load what serving needs. What other servers have of their agents is left as it is."""
-
-    async def run_here(self) -> None:
-        """The controllers of those agents that are connected to this server, until cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -178,29 +177,25 @@ class OperatorsDomain:
         for name in await self._operators.tokens.sweep(actor=actor):
             await self._bindings.forget(f"token/{name}", actor=actor)
 
-    async def prepare_reading(self) -> None:
+    async def prepare_here(self) -> None:
         """Load what recognises sessions."""
         await self._operators.offer_sessions()
         await self._logins.load()
         await self._console.load(self._kernel.store, self._kernel.master, self._kernel.clock)
 
-    async def prepare(self) -> None:
-        await self.prepare_reading()
-        await self._family.prepare()
-
-    async def prepare_here(self) -> None:
-        """Nothing beside `prepare_reading`: people sign in and manage tokens at every server."""
+    async def take_over(self) -> None:
+        await self._operators.tokens.adopt()
+        await self._family.take_over()
 
     async def run_here(self) -> None:
         """Nothing: the active server sweeps."""
-        await asyncio.Event().wait()
 
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         self._service.web_addresses = tuple(addresses.get("web", ()))
         self._openid.opened(self._service.web_addresses)
 
-    async def run(self) -> None:
-        await self._family.run()
+    async def run_active(self) -> None:
+        await self._family.run_active()
 
     def drain(self) -> None:
         pass

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from fleetplane.domains.blueprint import Kernel
+from fleetplane.domains.blueprint import Kernel, prepare_both, run_both
 from fleetplane.domains.gpus.grpc.generations import Generation
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.domains.gpus.server import BLUEPRINT, GpuDomain
@@ -117,7 +117,7 @@ async def device_api(
         domain = GpuDomain(
             kernel, policy or GpuPolicy(), dialect=dialect, version="test", node="here", generation=generation
         )
-        await domain.prepare()
+        await prepare_both(domain)
         app = GrpcApp(
             listener="device-api",
             table=MethodTable(BLUEPRINT.methods),
@@ -134,7 +134,7 @@ async def device_api(
         app.seal()
         spec = ListenerSpec(name="device-api", addresses=(f"unix://{socket}",), app=app)
         async with open_listener(spec, grace_seconds=2), asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(domain.run())
+            running = tasks.create_task(run_both(domain))
             async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
                 yield DeviceApi(
                     address=f"unix:{socket}",

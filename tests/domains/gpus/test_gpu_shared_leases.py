@@ -45,7 +45,9 @@ class Rig:
         await self._make(server).run_here()
 
     async def active(self, server: VirtualServer) -> None:
-        await self._make(server).watch_over()
+        made = self._make(server)
+        made.take_over()
+        await made.run_here()
 
     async def start(self, name: str) -> VirtualServer:
         server = await self.servers.start(name)

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from support.instances.instances_lab import TENANT
 from support.instances.instances_web_rig import OTHER, Web, web
 
+from fleetplane.domains.blueprint import prepare_both
 from fleetplane.domains.fleetwide.server import FleetwideDomain
 from fleetplane.domains.instances.server import BLUEPRINT
 from fleetplane.kernel.errors import InvalidArgument
@@ -27,7 +28,7 @@ Ask = Callable[..., Any]
 @asynccontextmanager
 async def explained(site: Web) -> AsyncIterator[tuple[FleetwideDomain, httpx.AsyncClient]]:
     fleetwide = FleetwideDomain(site.lab.kernel, [(BLUEPRINT, site.lab.domain)], version="0")
-    await fleetwide.prepare()
+    await prepare_both(fleetwide)
     front = OpsApp(CollectorRegistry(), version="0")
     front.mount(fleetwide.routes)
     transport = httpx.ASGITransport(app=front)

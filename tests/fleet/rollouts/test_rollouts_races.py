@@ -33,7 +33,7 @@ class Site:
         self.clock = clock
         subject = SimulatedSubject(self.clock, {f"agent-{at}": SimulatedAgent() for at in range(2)})
         self.rollouts = Rollouts(store, self.clock, [subject], Freezes(store, self.clock))
-        self.rollouts.prepare()
+        self.rollouts.take_over()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -48,7 +48,7 @@ def played(scene: Callable[[Sequence[Site]], Awaitable[None]], **agents: Simulat
     async def play() -> None:
         async with three_stores((*KINDS, FREEZE, LEASE)) as stores:
             sites = [Site(store, agents or {"one": SimulatedAgent()}) for store in stores]
-            sites[0].rollouts.prepare()
+            sites[0].rollouts.take_over()
             running = asyncio.create_task(sites[0].rollouts.run())
             try:
                 await scene(sites)

@@ -53,7 +53,7 @@ class Site:
         """The one before is gone, with everything that it knew."""
         self.servers += 1
         self.rollouts = Rollouts(self.store, self.clock, [self.subject], Freezes(self.store, self.clock))
-        self.rollouts.prepare()
+        self.rollouts.take_over()
         return self.rollouts
 
     async def start(self, policy: Policy | None = QUICK, **more: object) -> Rollout:

@@ -55,10 +55,12 @@ class CallRig:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(self.courier.run(self.ledger, self.clock))
+            works = (self.courier.run(self.ledger, self.clock), self.ledger.run_here())
+            running = [tasks.create_task(work) for work in works]
             await asyncio.sleep(0)
             yield
-            task.cancel()
+            for task in running:
+                task.cancel()
 
     async def issue(self, *targets: str, verb: str = "x") -> Command:
         return await self.ledger.issue(SCOPE, verb, targets, actor="u", repeatable=False)

@@ -360,6 +360,7 @@ def test_names_of_tokens_that_were_made_before_names_were_claims_are_taken() -> 
             await stores[0].transact(forget, actor="t", action="t", touches=())
             again = Tokens(stores[0], _master(stores[0]), stores[0].clock)
             await again.load()
+            await again.adopt()
             with pytest.raises(AlreadyExists):
                 await again.create("old", roles=ADMIN, actor="t")
             assert again.authenticate(token)

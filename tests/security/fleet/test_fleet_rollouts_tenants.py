@@ -48,7 +48,7 @@ async def test_roles_at_one_tenant_reach_no_rollout_of_another(tmp_path: Path) -
         await bindings.give("token/ann", "viewer", "/tenants/seen", actor="tester")
         await rolling(rig, "seen", "0194-seen")
         fleet = FleetwideDomain(rig.kernel, [], version="test").rest
-        await fleet.prepare()
+        await fleet.take_over()
         app: Any = next(one.app for one in fleet.routes if one.path == "/v1/fleet")
         transport = httpx.ASGITransport(app=app)
         headers = {"authorization": f"Bearer {token}"}
@@ -99,7 +99,7 @@ async def fleet_client(
     blueprint = Blueprint(name="sim", kinds=(), methods=(), grants={}, rollouts=lambda _domain: [subject])
     pair: Any = (blueprint, SimpleNamespace(collectors=()))
     fleet = FleetwideDomain(rig.kernel, [pair], version="test", gates=gates).rest
-    await fleet.prepare()
+    await fleet.take_over()
     app: Any = next(one.app for one in fleet.routes if one.path == "/v1/fleet")
     transport = httpx.ASGITransport(app=app)
     headers = {"authorization": f"Bearer {token}"}

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 from support.fleet.resources_rig import ResourcesRig, resources_rig
 
+from fleetplane.domains.blueprint import prepare_both
 from fleetplane.domains.fleetwide.server import BLUEPRINT as FLEETWIDE
 from fleetplane.domains.operators import BLUEPRINT as OPERATORS
 from fleetplane.domains.operators import OperatorsDomain
@@ -20,7 +21,7 @@ async def people(rig: ResourcesRig) -> Any:
     """`/apis/v1/people` of the same server."""
     held = Rights(rig.kernel.door.tree, (OPERATORS.grants, FLEETWIDE.grants), BUILT_IN_ROLES)
     domain = OperatorsDomain(rig.kernel, held=held)
-    await domain.prepare()
+    await prepare_both(domain)
     return next(iter(domain.routes)).app
 
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fleetplane.domains.blueprint import Kernel
+from fleetplane.domains.blueprint import Kernel, prepare_both, run_both
 from fleetplane.domains.boards.access import LISTENER, PLAIN_LISTENER
 from fleetplane.domains.boards.calls.channels import NodeLinks
 from fleetplane.domains.boards.commands.courier import BoardCommander
@@ -221,7 +221,7 @@ async def boards_rig(
         )
         await kernel.operators.offer_sessions()
         domain = BoardDomain(kernel, options, **extras)
-        await domain.prepare()
+        await prepare_both(domain)
         apps = compose([BLUEPRINT], [domain], kernel.calls, clock, HealthBoard())
         kernel.revocations.subscribe(lambda revoked: cut_off(apps.values(), revoked))
         places = {}
@@ -233,7 +233,7 @@ async def boards_rig(
             listener = await stack.enter_async_context(open_listener(spec, grace_seconds=1))
             places[name] = listener.addresses[0].partition("://")[2]
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(domain.run())
+            running = tasks.create_task(run_both(domain))
             async with AsyncExitStack() as channels:
                 yield BoardsRig(
                     store=store,

@@ -44,7 +44,7 @@ async def fleet_api(folder: Path, **options: Any) -> AsyncIterator[tuple[Rig, Pe
             records=NobodyThere(),
             deployer=rig.side.controller,
         )
-        await rest.prepare()
+        await rest.take_over()
         front = OpsApp(CollectorRegistry(), version="0")
         front.mount(rest.routes)
         transport = httpx.ASGITransport(app=front)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from support.shared.commandkit import FakeCourier
 
+from fleetplane.domains.blueprint import prepare_both, run_both
 from fleetplane.domains.edge.kinds import EDGE_NODE, EdgeNode, NodeSpec, tenant_scope
 from fleetplane.domains.edge.nodes.groups import EDGE_GROUP, Groups
 from fleetplane.domains.edge.runs import target_spellings as targets
@@ -124,8 +125,8 @@ async def rig_in(folder: Path, courier: FakeCourier) -> AsyncIterator[Rig]:
         rig = Rig(store, courier)
         rig.ledger.recover()
         await rig.ledger.all_lost(detail="edge_disconnected")
-        await rig.runs.prepare()
-        driving = asyncio.create_task(rig.runs.run())
+        await prepare_both(rig.runs)
+        driving = asyncio.create_task(run_both(rig.runs))
         yield rig
         driving.cancel()
         await asyncio.gather(driving, return_exceptions=True)

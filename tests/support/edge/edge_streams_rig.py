@@ -14,6 +14,7 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from support.edge.edge_signer import BOSS, TENANT, Identity, Signer, enrolled, ok, opened_tokens, rotated
 
+from fleetplane.domains.blueprint import prepare_both, run_both
 from fleetplane.domains.edge.identity.server_key import ServerKey
 from fleetplane.domains.edge.identity.tokens import NodeTokens
 from fleetplane.domains.edge.kinds import (
@@ -268,12 +269,13 @@ async def streams_rig(
             attention=attention,
         )
         side.last_heard._heard = None
-        await side.prepare()
+        await prepare_both(side)
         app = _app(side, clock)
         spec = ListenerSpec(name=LISTENER, addresses=("127.0.0.1:0",), app=app)
         async with open_listener(spec, grace_seconds=2) as listener, asyncio.TaskGroup() as tasks:
-            work = side.run_here if shared else side.run
-            running = tasks.create_task(work()) if runs else None
+            running = None
+            if runs:
+                running = tasks.create_task(side.run_here() if shared else run_both(side))
             async with AsyncExitStack() as channels:
                 yield Rig(
                     store=store,

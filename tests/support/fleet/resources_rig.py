@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import httpx
 
-from fleetplane.domains.blueprint import Blueprint, Kernel
+from fleetplane.domains.blueprint import Blueprint, Kernel, run_both
 from fleetplane.domains.edge.kinds import EDGE_NODE, Capabilities, NodeSpec, NodeState, NodeStatus
 from fleetplane.domains.edge.server import BLUEPRINT as EDGE
 from fleetplane.domains.fleetwide.apis import ResourceApi
@@ -156,9 +156,9 @@ async def resources_rig(
             explanations=fleetwide.explanations,
             switch=fleetwide.switch,
         )
-        await api.prepare()
+        await api.take_over()
         async with asyncio.TaskGroup() as tasks:
-            serving = tasks.create_task(api.run())
+            serving = tasks.create_task(run_both(api))
             rig = ResourcesRig(kernel, api)
             async with rig.client:
                 yield rig

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 from support.shared.throwaway_ca import ThrowawayCa
 
+from fleetplane.domains.blueprint import prepare_both, run_both
 from fleetplane.domains.proxies.agents import assembly as agent_side
 from fleetplane.domains.proxies.agents.assembly import AgentSide
 from fleetplane.domains.proxies.agents.controller import AgentPolicy
@@ -253,7 +254,7 @@ async def agents_rig(
             revocations=revocations,
             **options,
         )
-        await side.prepare()
+        await prepare_both(side)
         places = Places(store, clock, workspaces)
         app = _app(side, clock)
         spec = ListenerSpec(
@@ -263,7 +264,7 @@ async def agents_rig(
             tls=TlsFiles(certificate=certificate, key=key, client_ca=trust, client_certificate="optional"),
         )
         async with open_listener(spec, grace_seconds=2) as listener, asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(side.run())
+            running = tasks.create_task(run_both(side))
             async with AsyncExitStack() as channels:
                 yield Rig(
                     store=store,

@@ -12,6 +12,7 @@ from typing import Any
 
 from support.proxies.pebble_lab import Pebble
 
+from fleetplane.domains.blueprint import run_both
 from fleetplane.domains.proxies.acme.assembly import AcmeOptions, CertificateSide, ZoneOptions
 from fleetplane.domains.proxies.acme.controller import CertificateController
 from fleetplane.domains.proxies.acme.issuers import Issuer
@@ -174,7 +175,7 @@ async def side(
     app = made.board if answers else ChallengeBoard(at.clock)
     spec = ListenerSpec(name="challenges", addresses=(f"127.0.0.1:{pebble.http_port}",), app=app, http1=True)
     async with open_listener(spec, grace_seconds=1), asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(made.run())
+        running = tasks.create_task(run_both(made))
         try:
             yield made
         finally:

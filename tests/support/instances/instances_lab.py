@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetplane import endpoints, settings
-from fleetplane.domains.blueprint import Kernel
+from fleetplane.domains.blueprint import Kernel, prepare_both, run_both
 from fleetplane.domains.fleetwide.server import BLUEPRINT as FLEETWIDE
 from fleetplane.domains.instances import credentials
 from fleetplane.domains.instances.credentials import ClientRole
@@ -206,7 +206,7 @@ async def lab(
             silence=silence,
         )
         domain = InstanceDomain(kernel, objects, nonces, workloads, options, provider=mock)
-        await domain.prepare()
+        await prepare_both(domain)
         apps = compose([BLUEPRINT], [domain], calls, clock, HealthBoard())
         revocations.subscribe(lambda revoked: cut_off(apps.values(), revoked))
 
@@ -222,7 +222,7 @@ async def lab(
         presenting.opened(listeners)
         domain.opened(bound)
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(domain.run()), tasks.create_task(presenting.run())]
+            running = [tasks.create_task(run_both(domain)), tasks.create_task(presenting.run())]
             yield Lab(
                 domain=domain,
                 kernel=kernel,

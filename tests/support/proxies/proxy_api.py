@@ -166,7 +166,7 @@ async def rest_api(
             commander=commander or nobody,
             records=records or nobody,
         )
-        await rest.prepare()
+        await rest.take_over()
         front = OpsApp(CollectorRegistry(), version="0")
         front.mount(rest.routes)
         transport = httpx.ASGITransport(app=front)

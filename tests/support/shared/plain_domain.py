@@ -12,7 +12,7 @@ from typing import Any
 
 from support.instances.instances_lab import CONFIG_PATH, TENANT
 
-from fleetplane.domains.blueprint import Kernel
+from fleetplane.domains.blueprint import Kernel, prepare_both, run_both
 from fleetplane.domains.instances.kinds import INSTANCE, Instance
 from fleetplane.domains.instances.providers.mock.provider import MockProvider
 from fleetplane.domains.instances.server import BLUEPRINT, InstanceDomain, InstanceOptions
@@ -77,9 +77,9 @@ async def plain_domain(folder: Path, wanted: dict[str, Any]) -> AsyncIterator[Pl
         nonces = await SigningKeys.load_or_create(store, master, clock, purpose="nonce", algorithm="EdDSA")
         options = InstanceOptions(shard="local", state_directory=folder / "instances", environment={})
         domain = InstanceDomain(kernel, objects, nonces, workloads, options)
-        await domain.prepare()
+        await prepare_both(domain)
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(domain.run())
+            running = tasks.create_task(run_both(domain))
             yield PlainDomain(domain=domain, store=store, objects=objects)
             domain.drain()
             running.cancel()

@@ -204,38 +204,33 @@ class BoardDomain:
 
     # Life.
 
-    async def prepare_reading(self) -> None:
-        """Load what recognises users."""
-        await self.rest.logins.load()
-
-    async def prepare(self) -> None:
-        await self.nodes.prepare()
-        await self.rest.prepare()
-        self.core.controller.take_up()
-
     async def prepare_here(self) -> None:
-        """On a server that stands by: nobody's state is corrected; the active one calls boards."""
         await self.nodes.prepare_here()
-        await self.rest.family.prepare()
-        self.core.controller.take_up()
+        await self.rest.prepare_here()
+
+    async def take_over(self) -> None:
+        await self.nodes.take_over()
+        await self.rest.take_over()
+        self.core.controller.take_over()
 
     async def run_here(self) -> None:
-        """On a server that stands by: note who is heard, and tell what happens."""
+        """Note who is heard, and tell what happens."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.core.controller.run_here(), name="boards/heard")
             tasks.create_task(self.nodes.run_here(), name="boards/nodes")
-            tasks.create_task(self.rest.feed.run(), name="boards/events")
+            tasks.create_task(self.rest.run_here(), name="boards/events")
 
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         pass
 
-    async def run(self) -> None:
+    async def run_active(self) -> None:
+        """Call boards, declare silences, provision, and sweep."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.core.controller.run(), name="boards/controller")
-            tasks.create_task(self.nodes.run(), name="boards/nodes")
+            tasks.create_task(self.core.controller.run_active(), name="boards/controller")
+            tasks.create_task(self.nodes.run_active(), name="boards/calls")
             tasks.create_task(self.core.sets.run(), name="boards/sets")
             tasks.create_task(self.provisioning.run(), name="boards/provisioning")
-            tasks.create_task(self.rest.run(), name="boards/rest")
+            tasks.create_task(self.rest.run_active(), name="boards/rest")
             if self.core.options.plain:
                 tasks.create_task(self._original_metrics.run(), name="boards/original-metrics")
 

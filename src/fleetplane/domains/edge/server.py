@@ -219,37 +219,35 @@ class EdgeDomain:
         trust = Document(content_type="application/x-pem-file", content=lambda: self._authority.trust_pem)
         return (*self.rest.routes, Mount(path=CA_PATH, app=Documents({CA_PATH: trust})))
 
-    async def prepare(self) -> None:
-        await self.rest.prepare()
-        await self.streams.prepare()
-        await self.runs.prepare()
-
     async def prepare_here(self) -> None:
-        """On a server that stands by: it has daemons, too."""
-        await self.rest.prepare()
-        self.streams.prepare_here()
-        await self.runs.prepare()
+        await self.streams.prepare_here()
+        await self.runs.prepare_here()
+
+    async def take_over(self) -> None:
+        await self.rest.take_over()
+        await self.streams.take_over()
+        await self.runs.take_over()
 
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         ours = addresses.get(identity_side.LISTENER, ())
         self._endpoint.opened = ours[0] if ours else ""
 
-    async def run(self) -> None:
-        async with self._relayed(), asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.streams.run(), name="edge/streams")
-            tasks.create_task(self.identity.workers.heard.run_here(), name="edge/workers")
-            tasks.create_task(self.runs.run(), name="edge/runs")
-            tasks.create_task(self.rest.run(), name="edge/rest")
-            tasks.create_task(self._sweep(), name="edge/sweep")
-            if self.identity.challenges is not None:
-                tasks.create_task(self._sweep_challenges(self.identity.challenges), name="edge/challenges")
-
     async def run_here(self) -> None:
-        """On a server that stands by: streams and what is sent on them; sweeps and deadlines are not its."""
+        """Streams, and what is sent on them."""
         async with self._relayed(), asyncio.TaskGroup() as tasks:
             tasks.create_task(self.streams.run_here(), name="edge/streams")
             tasks.create_task(self.identity.workers.heard.run_here(), name="edge/workers")
             tasks.create_task(self.runs.run_here(), name="edge/runs")
+
+    async def run_active(self) -> None:
+        """Sweeps and deadlines."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.streams.run_active(), name="edge/streams")
+            tasks.create_task(self.runs.run_active(), name="edge/runs")
+            tasks.create_task(self.rest.run_active(), name="edge/rest")
+            tasks.create_task(self._sweep(), name="edge/sweep")
+            if self.identity.challenges is not None:
+                tasks.create_task(self._sweep_challenges(self.identity.challenges), name="edge/challenges")
 
     @asynccontextmanager
     async def _relayed(self) -> AsyncIterator[None]:

@@ -93,19 +93,18 @@ class ResourceApi:
         app = ScopePaths(served.app, PREFIX, scopes.PLACES)
         return (replace(served, app=app), document)
 
-    async def prepare(self) -> None:
-        await self._family.prepare()
+    async def take_over(self) -> None:
+        await self._family.take_over()
 
-    async def follow(self) -> None:
-        """Follow the store for watches, until cancelled; all that a server does that stands by."""
+    async def run_here(self) -> None:
+        """Follow the store for watches, until cancelled."""
         async with asyncio.TaskGroup() as following:
             following.create_task(self.changes.run())
             following.create_task(self.observations.run())
 
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as running:
-            running.create_task(self._family.run())
-            running.create_task(self.follow())
+    async def run_active(self) -> None:
+        """Sweep, until cancelled."""
+        await self._family.run_active()
 
 
 def _members(running: Iterable[tuple[Blueprint, Domain]]) -> Iterator[Member]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,13 +88,15 @@ class ReleaseSide:
     def __repr__(self) -> str:
         return f"<ReleaseSide {self.releases!r}>"
 
-    async def run(self) -> None:
+    async def run_here(self) -> None:
+        """Note whom this server hears, until cancelled."""
+        await self.check_ins.run_here()
+
+    async def run_active(self) -> None:
         """Forget agents that are gone, now and then."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.check_ins.run_here())
-            while True:
-                await self._clock.sleep(SWEEP_SECONDS)
-                await self.check_ins.sweep()
+        while True:
+            await self._clock.sleep(SWEEP_SECONDS)
+            await self.check_ins.sweep()
 
 
 async def release_options(

@@ -140,11 +140,11 @@ class FleetRest:
             ),
         )
 
-    async def prepare(self) -> None:
-        await self._family.prepare()
+    async def take_over(self) -> None:
+        await self._family.take_over()
 
-    async def run(self) -> None:
-        await self._family.run()
+    async def run_active(self) -> None:
+        await self._family.run_active()
 
     # Where things are.
 

@@ -254,34 +254,37 @@ class FleetwideDomain:
     def routes(self) -> Sequence[Mount]:
         return (*self.rest.routes, *self.apis.routes, *console_mounts())
 
-    async def prepare(self) -> None:
-        await self.rest.prepare()
-        await self.apis.prepare()
-        self.rollouts.prepare()
+    async def prepare_here(self) -> None:
+        """What is asked of every server is read from the store."""
+
+    async def take_over(self) -> None:
+        await self.rest.take_over()
+        await self.apis.take_over()
+        self.rollouts.take_over()
 
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         pass
 
-    async def follow(self) -> None:
-        """Follow what watches tell, until cancelled; all that a server does that stands by."""
-        async with asyncio.TaskGroup() as following:
-            following.create_task(self.apis.follow())
-            following.create_task(self._look_beside())
+    async def run_here(self) -> None:
+        """Follow what watches tell, and look at the servers beside this one."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.apis.run_here(), name="fleetwide/apis")
+            tasks.create_task(self._look_beside(), name="fleetwide/servers")
             if self.releases is not None:
-                following.create_task(self.releases.check_ins.run_here())
+                tasks.create_task(self.releases.run_here(), name="fleetwide/releases")
 
     async def _look_beside(self) -> None:
         if (roster := self._beside.roster) is not None:
             await roster.run(lambda: self.apis.watching.streams > 0, self._report)
 
-    async def run(self) -> None:
+    async def run_active(self) -> None:
+        """Drive rollouts, and sweep."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.apis.run(), name="fleetwide/apis")
-            tasks.create_task(self._look_beside(), name="fleetwide/servers")
-            tasks.create_task(self.rest.run(), name="fleetwide/rest")
+            tasks.create_task(self.apis.run_active(), name="fleetwide/apis")
+            tasks.create_task(self.rest.run_active(), name="fleetwide/rest")
             tasks.create_task(self.rollouts.run(), name="fleetwide/rollouts")
             if self.releases is not None:
-                tasks.create_task(self.releases.run(), name="fleetwide/releases")
+                tasks.create_task(self.releases.run_active(), name="fleetwide/releases")
 
     def drain(self) -> None:
         self.apis.watching.end()

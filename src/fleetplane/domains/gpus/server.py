@@ -236,27 +236,30 @@ class GpuDomain:
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         """GPUs need not know where they are found."""
 
-    async def prepare(self) -> None:
+    async def prepare_here(self) -> None:
+        """Providers need nothing loaded."""
+
+    async def take_over(self) -> None:
         """What was stored may have stopped being true while nobody was watching.
 
         A server that follows another one has watched, and so may others: their callers were heard.
         """
+        if self._shared is not None:
+            self._shared.take_over()
         if self._store.succeeds:
             return
         if self._shared is not None:
             await self._shared.forget()
         await self._gpus.silence(None, message=rules.NOT_HEARD_SINCE_START)
 
-    async def prepare_here(self) -> None:
-        """Nothing is loaded for providers that call a server which stands by."""
-
     async def run_here(self) -> None:
         if self._shared is not None:
             await self._shared.run_here()
 
-    async def run(self) -> None:
+    async def run_active(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._providers.watch_over(), name="gpus/providers")
+            if isinstance(self._providers, Providers):
+                tasks.create_task(self._providers.watch_over(), name="gpus/providers")
             tasks.create_task(self._look(), name="gpus/figures")
 
     async def _look(self) -> NoReturn:

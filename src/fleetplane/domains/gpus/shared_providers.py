@@ -64,6 +64,7 @@ class SharedProviders:
         self._here: dict[str, _Here] = {}
         self._anywhere: dict[str, int] = {}
         """When each was last heard by any server, by the wall clock, as of the last look."""
+        self._leads = False
 
     def __repr__(self) -> str:
         return f"<SharedProviders leases={self._store.count(PROVIDER_LEASE, SCOPE)} here={len(self._here)}>"
@@ -144,21 +145,19 @@ class SharedProviders:
             touches = [lease_key(name) for name in names]
             await self._store.transact(change, actor="system/gpus", action="gpus.leases", touches=touches)
 
+    def take_over(self) -> None:
+        """Do from now on what one server does for all: write each silence down."""
+        self._leads = True
+        self._heard.begin_to_judge()
+
     async def run_here(self) -> None:
-        """What every server does, until cancelled."""
+        """What every server does, until cancelled; and what one does for all, once it is this one."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._heard.run_here(), name="gpus/heard")
-            tasks.create_task(self._follow(forgets=False), name="gpus/leases")
-            tasks.create_task(self._look(judges=False), name="gpus/look")
+            tasks.create_task(self._follow(), name="gpus/leases")
+            tasks.create_task(self._look(), name="gpus/look")
 
-    async def watch_over(self) -> None:
-        """The same, and on the active server what it does for all: write each silence down."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._heard.run_here(), name="gpus/heard")
-            tasks.create_task(self._follow(forgets=True), name="gpus/leases")
-            tasks.create_task(self._look(judges=self._policy.lease_seconds > 0), name="gpus/look")
-
-    async def _follow(self, *, forgets: bool) -> None:
+    async def _follow(self) -> None:
         """Undo a silence that was declared while this server heard the provider.
 
         One server forgets when those were heard that have lost their lease: names cost nothing, so that
@@ -170,7 +169,7 @@ class SharedProviders:
                     provider = event.resource.name
                     if event.type is EventType.DELETED:
                         self._here.pop(provider, None)
-                        if forgets:
+                        if self._leads:
                             await self._forget(provider)
                     elif self._hears(provider) and is_silent(self._stored(provider)):
                         await self._return(provider)
@@ -199,11 +198,12 @@ class SharedProviders:
         except FleetplaneError as error:  # its next heartbeat does it
             log.warning("gpus.return_not_written", provider=provider, error=error.message)
 
-    async def _look(self, *, judges: bool) -> NoReturn:
+    async def _look(self) -> NoReturn:
         lease_seconds = self._policy.lease_seconds
-        every = min(LOOK_SECONDS, max(0.5, lease_seconds / LOOKS)) if judges else LOOK_SECONDS
+        often = min(LOOK_SECONDS, max(0.5, lease_seconds / LOOKS))
         while True:
-            await self._clock.sleep(every)
+            judges = self._leads and lease_seconds > 0
+            await self._clock.sleep(often if judges else LOOK_SECONDS)
             if not self._store.count(PROVIDER_LEASE, SCOPE):
                 continue
             try:

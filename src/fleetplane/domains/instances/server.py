@@ -398,9 +398,13 @@ class InstanceDomain:
 
     # Life.
 
-    async def prepare(self) -> None:
+    async def prepare_here(self) -> None:
+        """Nothing: which configuration is in force is followed."""
+
+    async def take_over(self) -> None:
         """Put the stored configuration in force, if there is a good one."""
-        await self.rest.family.prepare()
+        await self.rest.family.take_over()
+        self._reports.take_over()
         try:
             await self._groups.refresh()
         except NotFound:
@@ -408,26 +412,26 @@ class InstanceDomain:
         except InvalidArgument as error:
             log.error("instances.bad_configuration", shard=self._options.shard, error=error.message)
 
-    async def prepare_here(self) -> None:
-        """Nothing: which configuration is in force is followed."""
-
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         self._bound = addresses
 
-    async def run(self) -> None:
+    async def run_here(self) -> None:
+        """Agents, where they may be at several servers."""
+        if not self.store.shared:
+            return
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._groups.follow(), name="instances/configuration")
+            tasks.create_task(self._anywhere.run_here(), name="instances/here")
+
+    async def run_active(self) -> None:
+        """Keep groups as they should be, tell operators of them, and sweep."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._operators.run())
             tasks.create_task(self._run_machinery())
             tasks.create_task(self.templates.run(), name="instances/templates")
-            tasks.create_task(self.rest.family.run(), name="instances/rest")
+            tasks.create_task(self.rest.family.run_active(), name="instances/rest")
             if self.store.shared:
-                tasks.create_task(self._anywhere.run_here(), name="instances/here")
                 tasks.create_task(self._anywhere.run_for_all(self._agent_went), name="instances/everywhere")
-
-    async def run_here(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._groups.follow(), name="instances/configuration")
-            tasks.create_task(self._anywhere.run_here(), name="instances/here")
 
     async def _run_machinery(self) -> None:
         await self._configured.wait()

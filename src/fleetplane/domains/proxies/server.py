@@ -244,31 +244,29 @@ class ProxyDomain:
     def notices(self) -> Sequence[str]:
         return self._rest.notices
 
-    async def prepare(self) -> None:
-        await self._rest.prepare()
-        await self._agents.prepare()
-
     async def prepare_here(self) -> None:
-        """On a server that stands by: nothing is corrected, agents of others are theirs."""
-        await self._rest.prepare_here()
-        self._agents.prepare_here()
+        await self._agents.prepare_here()
+
+    async def take_over(self) -> None:
+        await self._rest.take_over()
+        await self._agents.take_over()
 
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         pass
 
-    async def run(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._rest.run(), name="proxies/rest")
-            tasks.create_task(self._agents.run(), name="proxies/agents")
-            tasks.create_task(self._feed.run(), name="proxies/events")
-            tasks.create_task(self._certificates.run(), name="proxies/certificates")
-
     async def run_here(self) -> None:
-        """On a server that stands by: for those who are connected to it. Orders are the active server's."""
+        """For those who are connected to this server."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._agents.run_here(), name="proxies/agents")
             tasks.create_task(self._feed.run(), name="proxies/events")
             tasks.create_task(self._certificates.run_here(), name="proxies/certificates")
+
+    async def run_active(self) -> None:
+        """Agents that nobody has, orders of certificates, and sweeps."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._rest.run_active(), name="proxies/rest")
+            tasks.create_task(self._agents.run_active(), name="proxies/agents")
+            tasks.create_task(self._certificates.run_active(), name="proxies/certificates")
 
     def drain(self) -> None:
         self._agents.drain()

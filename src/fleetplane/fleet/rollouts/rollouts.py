@@ -412,7 +412,7 @@ class Rollouts:
 
     # Living.
 
-    def prepare(self) -> None:
+    def take_over(self) -> None:
         """Take up what an earlier server left behind."""
         self.driver.take_up()
         self._look_at_policies("")
@@ -431,7 +431,7 @@ class Rollouts:
                 tasks.create_task(self._follow_versions(kind), name=f"rollouts/{kind.name}")
 
     async def _follow_versions(self, kind: AnyKind) -> None:
-        # At the beginning at all: others may have written since `prepare`.
+        # At the beginning at all: others may have written since `take_over`.
         async for batch in follow(self._store, kind, begin=lambda _watch: self._look_at_policies("")):
             for scope in {event.resource.scope for event in batch.events}:
                 self._look_at_policies(scope)

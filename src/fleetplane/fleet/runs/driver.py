@@ -67,6 +67,8 @@ class RunProgress(Generic[S]):
         self._counts: Counter[State] = Counter()
         self._held: dict[str, None] = {}
         """Those whose turn has not come, in order."""
+        self._begun = False
+        """Whether its feed was told where the targets are."""
         self._counting = False
         """Whether targets that end are counted: each once, also across servers and restarts."""
 
@@ -90,7 +92,9 @@ class RunProgress(Generic[S]):
     def _begin(self) -> None:
         """Tell where the targets are now; call it after the watch of them was opened."""
         spec = self._run.spec
-        self._feed.add(Started(targets=spec.targets, skipped=spec.skipped_count))
+        if not self._begun:
+            self._begun = True
+            self._feed.add(Started(targets=spec.targets, skipped=spec.skipped_count))
         for target in in_turn(self._context.ledger.targets(self._command)):
             self._note(target)
 
@@ -166,6 +170,17 @@ class Driver(RunProgress[S]):
         self._resumed = resumed
         self._halted = False
         self._counting = not resumed  # what ended before a restart was counted then
+
+    @classmethod
+    def after(cls, observer: RunObserver[S]) -> Driver[S]:
+        """The driver of a run that was observed here until now: its readers are told nothing twice."""
+        context, run = observer._context, observer._run
+        run = context.book.find(run.scope, run.name) or run  # it may have been halted since
+        driver = cls(context, run, observer._command, observer._feed, resumed=True)
+        driver._begun = observer._begun
+        driver._states, driver._counts = observer._states, observer._counts
+        driver._held = observer._held
+        return driver
 
     async def drive(self) -> RunState:
         """Until every target has its outcome; how the run ended."""

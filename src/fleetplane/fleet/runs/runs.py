@@ -74,6 +74,8 @@ class Runs(Generic[S, T, C]):
         self._wanted: asyncio.Queue[Driver[S] | RunObserver[S]] = asyncio.Queue()
         self._driven: dict[str, Run[S]] = {}
         """Runs that have not ended, by name."""
+        self._observed: dict[RunObserver[S], asyncio.Task[None]] = {}
+        """Those of them that another server drives."""
         self.ended: Counter[RunState] = Counter()
         """Runs that came to their end here."""
 
@@ -190,7 +192,7 @@ class Runs(Generic[S, T, C]):
         assert command is not None, "a run's command is kept for as long as it goes on"
         self._driven[run.name] = run
         feed = self._feeds.open(run.name)
-        if self._store.elsewhere is not None:
+        if not self._store.leads:
             self._wanted.put_nowait(RunObserver(self._context, run, command, feed))
             return
         self._wanted.put_nowait(Driver(self._context, run, command, feed, resumed=resumed))
@@ -270,33 +272,44 @@ class Runs(Generic[S, T, C]):
 
     # Going on.
 
-    async def prepare(self) -> None:
-        """Take up the runs that an earlier server left unfinished; after the ledger has recovered."""
+    async def prepare_here(self) -> None:
+        """Take up the runs that have not ended; after the ledger has recovered."""
         for run in self._book.unfinished():
             self._drive_from_here(run, resumed=True)
 
-    async def run(self) -> None:
-        """Drive every run and forget the oldest, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._sweep(), name=f"{self._channel.domain}/runs/sweep")
-            tasks.create_task(self.run_here(), name=f"{self._channel.domain}/runs")
+    async def take_over(self) -> None:
+        """Drive what another server drove, and this one observed; after what it had sent is lost."""
+        observed, self._observed = self._observed, {}
+        for task in observed.values():
+            task.cancel()
+        await asyncio.gather(*observed.values(), return_exceptions=True)
+        for observer in observed:
+            if observer.run in self._driven:  # else it has come to its end
+                self._wanted.put_nowait(observer)
 
     async def run_here(self) -> None:
-        """What every server does, until cancelled: see runs through that are driven here, and tell of others.
-
-        Which of both a run is was decided when it was taken up: see `_drive_from_here`.
-        """
+        """Until cancelled: see runs through that are driven here, and tell of those that are not."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._adopt(), name=f"{self._channel.domain}/runs/adopt")
             while True:
                 wanted = await self._wanted.get()
-                tasks.create_task(self._see_through(wanted), name=f"{self._channel.domain}/run/{wanted.name}")
+                if isinstance(wanted, RunObserver) and self._store.leads:  # by now
+                    wanted = Driver.after(wanted)
+                name = f"{self._channel.domain}/run/{wanted.name}"
+                task = tasks.create_task(self._see_through(wanted), name=name)
+                if isinstance(wanted, RunObserver):
+                    self._observed[wanted] = task
+
+    async def run_active(self) -> None:
+        """Forget the oldest, until cancelled."""
+        await self._sweep()
 
     async def _see_through(self, wanted: Driver[S] | RunObserver[S]) -> None:
         if isinstance(wanted, Driver):
             self.ended[await wanted.drive()] += 1
         else:
             await wanted.observe()
+            self._observed.pop(wanted, None)
         self._driven.pop(wanted.run, None)
 
     async def _adopt(self) -> None:

@@ -16,7 +16,7 @@ import structlog
 
 from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands import Command, Commands, State, run
+from fleetplane.kernel.commands import Command, Commands, State, keep_deadlines
 from fleetplane.kernel.errors import FleetplaneError
 
 log = structlog.get_logger(__name__)
@@ -105,11 +105,14 @@ class CallCourier:
     # Carrying.
 
     async def run(self, ledger: Commands, clock: Clock, attention: Attention | None = None) -> None:
-        """Carry commands and keep the ledger's deadlines until cancelled; calls under way end then."""
+        """Carry commands and keep the ledger's deadlines until cancelled; calls under way end then.
+
+        Beside the ledger's `run_here`.
+        """
         async with asyncio.TaskGroup() as tasks:
             self._running = Running(tasks=tasks, ledger=ledger)
             try:
-                await run(ledger, clock, attention)
+                await keep_deadlines(ledger, clock, attention)
             finally:
                 self._running = None
 

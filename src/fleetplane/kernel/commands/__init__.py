@@ -4,7 +4,7 @@ from fleetplane.kernel.commands.courier import Beside, CommandLimits, Courier
 from fleetplane.kernel.commands.kinds import COMMAND, COMMAND_TARGET, Command, CommandTarget, state_of
 from fleetplane.kernel.commands.ledger import Commands
 from fleetplane.kernel.commands.rules import OPEN, OUTCOMES, UNDER_WAY, State
-from fleetplane.kernel.commands.runner import run
+from fleetplane.kernel.commands.runner import keep_deadlines, run
 
 __all__ = [
     "COMMAND",
@@ -19,6 +19,7 @@ __all__ = [
     "Commands",
     "Courier",
     "State",
+    "keep_deadlines",
     "run",
     "state_of",
 ]

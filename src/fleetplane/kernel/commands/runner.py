@@ -19,17 +19,18 @@ SWEEP_SECONDS = 3600.0
 
 
 async def run(commands: Commands, clock: Clock, attention: Attention | None = None) -> None:
-    """Until cancelled. Nothing times out right after a gap of the server's own; see `attention`.
-
-    Of several servers, the one that has the seat runs this; the others, `Commands.run_here` alone.
-    """
-    attention = attention or Attention(clock)
+    """Both parts of a ledger, for a server that is active from the beginning; until cancelled."""
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(commands.run_here(), name="commands/here")
-        tasks.create_task(_keep_deadlines(commands, clock, attention), name="commands/deadlines")
+        tasks.create_task(keep_deadlines(commands, clock, attention), name="commands/deadlines")
 
 
-async def _keep_deadlines(commands: Commands, clock: Clock, attention: Attention) -> None:
+async def keep_deadlines(commands: Commands, clock: Clock, attention: Attention | None = None) -> None:
+    """Until cancelled. Nothing times out right after a gap of the server's own; see `attention`.
+
+    Of several servers, the one that has the seat runs this beside `Commands.run_here`, which all run.
+    """
+    attention = attention or Attention(clock)
     swept = clock.monotonic()
     while True:
         due = commands.due_in_seconds()

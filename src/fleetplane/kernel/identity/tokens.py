@@ -74,8 +74,6 @@ class Tokens:
     async def load(self) -> None:
         """Read all tokens into memory: authentication must not wait for a database."""
         await self._read()
-        if self._store.elsewhere is None:
-            await self._adopt()
 
     async def _read(self) -> None:
         found: dict[bytes, TokenRecord] = {}
@@ -87,8 +85,11 @@ class Tokens:
             found[record.digest] = record
         self._by_digest = found
 
-    async def _adopt(self) -> None:
-        """Claim the names of tokens that were made before names were claims, and free what nobody has."""
+    async def adopt(self) -> None:
+        """Claim the names of tokens that were made before names were claims, and free what nobody has.
+
+        On the active server, for all.
+        """
         names = {record.name: _owner(record) for record in self._by_digest.values()}
         held = {claim.value: owner for claim, owner in self._store.claims(TOKEN_NAME)}
         wrong = [name for name, owner in names.items() if held.get(name) != owner]

@@ -81,6 +81,10 @@ class Heard:
         self._note_gap()
         return self._clock.monotonic() - self._since >= term_seconds
 
+    def begin_to_judge(self) -> None:
+        """From now on this server declares silence; what it knows from before counts for nobody's."""
+        self._since = max(self._since, self._clock.monotonic())
+
     async def forget(self, agent: str) -> None:
         """Take away what is known of an agent that was removed."""
         self._at.pop(agent, None)

@@ -68,11 +68,16 @@ class Lease:
         self.holder = holder
         self._store = store
         self._clock = clock
-        self._life_seconds = life_seconds or (None if store.exclusive else LEASE_SECONDS)
+        self._given_life_seconds = life_seconds
         self._term: int | None = None
 
     def __repr__(self) -> str:
         return f"<Lease {self.name} holder={self.holder} {'held' if self.held() else 'not held'}>"
+
+    @property
+    def _life_seconds(self) -> float | None:
+        """None where nobody else wants it: also on a server that has become the one for which that is so."""
+        return self._given_life_seconds or (None if self._store.exclusive else LEASE_SECONDS)
 
     def held(self) -> bool:
         """Whether it is ours now; a lookup in memory."""

@@ -370,6 +370,11 @@ class Store:
         return self._writer.author or ALONE
 
     @property
+    def leads(self) -> bool:
+        """Whether this server does what one does for all; False on one that stands by."""
+        return self.elsewhere is None
+
+    @property
     def shared_engine(self) -> SharedEngine | None:
         """What is kept beside the log where several servers share the database; None on a file."""
         return cast("SharedEngine", self._engine) if self.shared else None

@@ -172,11 +172,11 @@ class RestFamily(Generic[C]):
         )
         return msgspec.json.encode(made)
 
-    async def prepare(self) -> None:
-        """Load which idempotency keys were used, before the first request."""
-        await self._answers.load()
+    async def take_over(self) -> None:
+        """Adopt idempotency keys as an earlier version kept them, before anything is done by their like."""
+        await self._answers.adopt()
 
-    async def run(self) -> None:
+    async def run_active(self) -> None:
         """Sweep at the start and every hour, until cancelled."""
         while True:
             for sweep in self._sweeps:

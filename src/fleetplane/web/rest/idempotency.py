@@ -133,10 +133,11 @@ class Answers:
     def __repr__(self) -> str:
         return f"<Answers {self._namespace} running={len(self._running)}>"
 
-    async def load(self) -> None:
-        """Claim the keys of records that were made before keys were claims, and forget what is over."""
-        if self._store.elsewhere is not None:  # the active server has done it
-            return
+    async def adopt(self) -> None:
+        """Claim the keys of records that were made before keys were claims, and forget what is over.
+
+        On the active server, for all.
+        """
         names = await self._store.secret_names(self._prefix_before)
         for start in range(0, len(names), SWEEP_BATCH):
             await self._store.transact(

@@ -83,9 +83,9 @@ async def watchtower(folder: Path, clock: VirtualClock | None = None) -> AsyncIt
             policy=BoardPolicy(heartbeat_seconds=INTERVAL),
             attention=(attention := Attention(clock)),
         )
-        controller.take_up()
+        controller.take_over()
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(controller.run())
+            running = tasks.create_task(controller.run_active())
             yield Watchtower(store, clock, boards, presence, controller, attention)
             running.cancel()
 

@@ -47,7 +47,6 @@ class Rig:
             heard=Heard(server.store, server.clock, channel="boards"),
         )
         made.on_arrival(lambda number: self.arrived.append((name, number)))
-        made.take_up()
         self.controllers[name] = made
         return made
 
@@ -55,7 +54,11 @@ class Rig:
         await self._make(server).run_here()
 
     async def active(self, server: VirtualServer) -> None:
-        await self._make(server).run()
+        made = self._make(server)
+        made.take_over()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(made.run_here())
+            tasks.create_task(made.run_active())
 
     async def start(self, name: str) -> VirtualServer:
         server = await self.servers.start(name)

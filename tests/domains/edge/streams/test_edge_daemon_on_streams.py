@@ -13,6 +13,7 @@ from typing import Any
 from support.edge.edge_daemon_rig import running
 from support.edge.edge_streams_rig import until
 
+from fleetplane.domains.blueprint import prepare_both, run_both
 from fleetplane.domains.edge.agent.assembly import Reach
 from fleetplane.domains.edge.agent.identity.enrolment import Enroller, Request
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
@@ -131,12 +132,12 @@ async def house(folder: Path, *, overlap_seconds: float = 60.0) -> AsyncIterator
             layers=layers,
             options=STRICT,
         )
-        await streams.prepare()
+        await prepare_both(streams)
         app = _app(identity, streams)
         spec = ListenerSpec(name=identity_side.LISTENER, addresses=("127.0.0.1:0",), app=app)
         async with open_listener(spec, grace_seconds=2) as listener, asyncio.TaskGroup() as tasks:
             address[0] = listener.addresses[0]
-            serving = tasks.create_task(streams.run())
+            serving = tasks.create_task(run_both(streams))
             yield House(identity=identity, streams=streams, layers=layers)
             streams.drain()
             await app.drain(2)

@@ -11,6 +11,7 @@ import grpc
 from support.edge.edge_signer import BOSS, CAPABILITIES, legacy, ok
 from support.edge.edge_streams_rig import Daemon, streams_rig, until
 
+from fleetplane.domains.blueprint import run_both
 from fleetplane.domains.edge.kinds import Desired
 from fleetplane.domains.edge.nodes.config_layers import Place, version_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
@@ -60,7 +61,7 @@ async def test_what_is_set_while_the_server_starts_reaches_those_who_are_there_a
         await until(lambda: len(list(rig.side.presences)) == 2)
         await rig.nodes.set_desired("acme", other.node_id, Desired.DRAINING, actor=BOSS)
         await rig.layers.put(ACME, {"level": 1}, actor=BOSS)
-        running = tasks.create_task(rig.side.run())
+        running = tasks.create_task(run_both(rig.side))
         await other.next("drain")
         assert json.loads((await daemon.next("push_config")).config_delta) == {"level": 1}
         running.cancel()

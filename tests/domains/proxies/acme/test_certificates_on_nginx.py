@@ -131,7 +131,8 @@ async def chain(tmp_path: Path, authority: Pebble) -> AsyncIterator[Chain]:
             tuning=Tuning(steady_seconds=STEADY_SECONDS, least_gap_seconds=0.0),
         )
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
-        running = [tasks.create_task(agent.run()), tasks.create_task(side.run())]
+        works = (agent.run(), side.run_here(), side.run_active())
+        running = [tasks.create_task(work) for work in works]
         stack.callback(lambda: [task.cancel() for task in running])
         agent_id = enrolled.agent.name
         await until(lambda: fleet.state(agent_id) == "online" and fleet.deployment_states(agent_id))

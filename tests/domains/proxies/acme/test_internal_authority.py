@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from support.instances.certificates_rig import BOSS, Desk, desk
 
+from fleetplane.domains.blueprint import run_both
 from fleetplane.domains.proxies.acme.assembly import AcmeOptions, CertificateSide
 from fleetplane.domains.proxies.acme.errors import IssuanceFailed
 from fleetplane.domains.proxies.acme.internal import InternalAuthority, is_internal, suffix_faults
@@ -38,7 +39,7 @@ async def issuing(folder: Path, suffixes: tuple[str, ...] = SUFFIXES) -> AsyncIt
             at.store, at.clock, at.master, options, workspaces=at.workspaces, vault=at.vault
         )
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(made.run())
+            running = tasks.create_task(run_both(made))
             try:
                 yield replace(at, certificates=made.certificates)
             finally:

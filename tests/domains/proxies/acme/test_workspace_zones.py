@@ -11,6 +11,7 @@ from support.proxies.dns_doubles import ZoneFile, powerdns
 from support.proxies.pebble_lab import Pebble
 from support.proxies.proxy_api import rest_api
 
+from fleetplane.domains.blueprint import run_both
 from fleetplane.domains.proxies.acme.assembly import AcmeOptions, CertificateSide
 from fleetplane.domains.proxies.acme.errors import IssuanceFailed
 from fleetplane.domains.proxies.kinds.values import CertificateState as S
@@ -117,7 +118,7 @@ async def test_a_zone_proves_wildcards_of_its_workspace_and_of_no_other(
                 with pytest.raises(IssuanceFailed, match="no DNS provider is set up"):
                     await issuer.issue(domain, scope=scope)
             async with asyncio.TaskGroup() as tasks:
-                running = tasks.create_task(made.run())
+                running = tasks.create_task(run_both(made))
                 try:
                     status = await at.reached(await at.request("*.owned.test"), S.ACTIVE, S.FAILED)
                 finally:

@@ -109,17 +109,16 @@ class NodeSide:
 
     # Life.
 
-    async def prepare(self) -> None:
-        await self.commander.prepare()
-        await self.runs.prepare()
-
     async def prepare_here(self) -> None:
-        """On a server that calls boards only for those who ask it."""
-        self.commander.prepare_here()
-        await self.runs.prepare()
+        await self.commander.prepare_here()
+        await self.runs.prepare_here()
+
+    async def take_over(self) -> None:
+        await self.commander.take_over()
+        await self.runs.take_over()
 
     async def run_here(self) -> None:
-        """There, until cancelled: tell what becomes of commands and runs."""
+        """Tell what becomes of commands and runs, until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.commander.run_here(), name="boards/commands")
@@ -128,13 +127,13 @@ class NodeSide:
         finally:
             await self.links.close()
 
-    async def run(self) -> None:
-        """Until cancelled; then nobody is called any more."""
+    async def run_active(self) -> None:
+        """Call boards until cancelled; then nobody is called any more."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.gpio.run(), name="boards/gpio")
-                tasks.create_task(self.commander.run(), name="boards/commands")
-                tasks.create_task(self.runs.run(), name="boards/runs")
+                tasks.create_task(self.commander.run_active(), name="boards/calls")
+                tasks.create_task(self.runs.run_active(), name="boards/old-runs")
                 tasks.create_task(self._welcome(), name="boards/arrivals")
                 tasks.create_task(self._follow_deletions(), name="boards/deletions")
         finally:
@@ -153,7 +152,7 @@ class NodeSide:
             await self._tolerated(self.commander.arrived(board))
 
     async def _follow_arrivals(self) -> None:
-        """On a server that stands by: call boards anew that have registered anywhere, or are gone."""
+        """While this server stands by: call boards anew that have registered anywhere, or are gone."""
         known = {board.name: status_of(board).arrivals for board in self._core.boards.all()}
         async with self._core.kernel.store.watch(BOARD, SCOPE) as watch:
             async for batch in watch:
@@ -165,7 +164,8 @@ class NodeSide:
                         continue
                     else:
                         known[name] = arrivals
-                    self.links.drop(int(name))
+                    if not self._core.kernel.store.leads:  # else it is told of arrivals, and has dropped it
+                        self.links.drop(int(name))
 
     async def _follow_deletions(self) -> None:
         async with self._core.kernel.store.watch(BOARD, SCOPE) as watch:

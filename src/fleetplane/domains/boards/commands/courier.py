@@ -177,21 +177,20 @@ class BoardCommander:
 
     # Carrying.
 
-    async def prepare(self) -> None:
-        """What an earlier run left under way: nobody will answer for it any more."""
+    async def prepare_here(self) -> None:
+        """Take up what is open: every server issues commands and tells of them."""
         self.ledger.recover()
+
+    async def take_over(self) -> None:
+        """Call boards from now on. For what an earlier server left under way nobody will answer any more."""
         await self._calling.begin()
         await self.ledger.all_lost()
 
-    def prepare_here(self) -> None:
-        """On a server that does not call boards, but issues commands and tells of them."""
-        self.ledger.recover()
-
     async def run_here(self) -> None:
-        """There, until cancelled: learn what becomes of commands."""
+        """Learn what becomes of commands, until cancelled."""
         await self.ledger.run_here()
 
-    async def run(self) -> None:
+    async def run_active(self) -> None:
         """Until cancelled; what is under way then is ended on the boards as well."""
         await self.courier.run(self.ledger, self._clock, self._attention)
 

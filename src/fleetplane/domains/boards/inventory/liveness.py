@@ -114,6 +114,8 @@ class BoardController:
         self._heard = heard
         self._silent: dict[str, Liveness] = {}
         """Boards that the active server has found silent by what all have heard."""
+        self._judges = False
+        """Whether it is this server that finds them."""
         self._here: dict[str, float] = {}
         """When this server heard each, on the monotonic clock; where several servers do."""
         self._came: dict[str, int] = {}
@@ -201,10 +203,12 @@ class BoardController:
 
     # Life.
 
-    def take_up(self) -> None:
-        """At start: boards that were there have as long to be heard as they may be silent."""
+    def take_over(self) -> None:
+        """Give boards that were there as long to be heard as they may be silent, from now on."""
         self._came = {board.name: status_of(board).arrivals for board in self._boards.all()}
+        self._judges = True
         if self._heard is not None:
+            self._heard.begin_to_judge()
             return
         limits = self._policy.liveness
         # Oldest first, which is the order that the tracker keeps.
@@ -221,18 +225,14 @@ class BoardController:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._heard.run_here(), name="boards/heard")
             tasks.create_task(self._follow_silences(), name="boards/silences")
-            tasks.create_task(self._learn(self._heard, judges=False), name="boards/learn")
+            tasks.create_task(self._learn(self._heard), name="boards/learn")
 
-    async def run(self) -> None:
-        """Until cancelled."""
+    async def run_active(self) -> None:
+        """Write silences down, and see to boards that are deleted, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.reconciler.run(), name="boards/reconcile")
             if self._heard is None:
                 tasks.create_task(self._watch.run(self._silence_changed), name="boards/silence")
-            else:
-                tasks.create_task(self._heard.run_here(), name="boards/heard")
-                tasks.create_task(self._follow_silences(), name="boards/silences")
-                tasks.create_task(self._learn(self._heard, judges=True), name="boards/learn")
             tasks.create_task(self._follow_boards(), name="boards/follow")
             tasks.create_task(self._sweep(), name="boards/sweep")
 
@@ -271,7 +271,7 @@ class BoardController:
 
     # Where several servers hear boards.
 
-    async def _learn(self, heard: Heard, *, judges: bool) -> NoReturn:
+    async def _learn(self, heard: Heard) -> NoReturn:
         """Read when boards were heard by any server; on the active one, find those that are silent."""
         every = min(LEARN_SECONDS, self._policy.heartbeat_seconds)
         while True:
@@ -285,7 +285,7 @@ class BoardController:
             self._presence.learn(
                 {int(name): now_ns - round(age * NS) for name, age in ages.items() if name.isdecimal()}
             )
-            if judges and heard.is_settled(self._policy.liveness.stale_after_seconds + LEEWAY_SECONDS):
+            if self._judges and heard.is_settled(self._policy.liveness.stale_after_seconds + LEEWAY_SECONDS):
                 self._judge(ages, now_ns)
 
     def _judge(self, ages: Mapping[str, float], now_ns: int) -> None:

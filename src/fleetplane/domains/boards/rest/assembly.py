@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
@@ -160,9 +159,13 @@ class RestSide:
         held = as_board_caller(self._door.principal(Admitted(name=subject, subject=subject, family=FAMILY)))
         return next((word for word, role in reversed(ROLES.items()) if role in held.roles), None)
 
-    async def prepare(self) -> None:
-        await self.family.prepare()
+    async def prepare_here(self) -> None:
+        """Load what recognises users."""
         await self.logins.load()
+
+    async def take_over(self) -> None:
+        """Bring what an earlier version wrote up to date."""
+        await self.family.take_over()
         await migrate(self._core.kernel.store, self._core.kernel.master, PERSON_RULES)
 
     @property
@@ -184,11 +187,13 @@ class RestSide:
             Mount(path="/ready", app=probes, needs=Needs.STORE),
         )
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.feed.run(), name="boards/events")
-            tasks.create_task(self.family.run(), name="boards/rest/sweep")
+    async def run_here(self) -> None:
+        """Tell what happens, until cancelled."""
+        await self.feed.run()
+
+    async def run_active(self) -> None:
+        """Sweep, until cancelled."""
+        await self.family.run_active()
 
     def drain(self) -> None:
         self.events.drain()

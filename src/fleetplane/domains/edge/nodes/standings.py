@@ -78,11 +78,12 @@ class Standings:
             self.note(live)
 
     async def start(self) -> None:
-        """Mark every daemon as disconnected at the start that has no stream: here, none is open yet."""
+        """Mark every daemon as disconnected that has no stream, here or at another server."""
         for node in self._store.list(EDGE_NODE):
-            if node.status is not None and node.status.state not in (
-                NodeState.DISCONNECTED,
-                NodeState.REVOKED,
+            if (
+                node.status is not None
+                and node.status.state not in (NodeState.DISCONNECTED, NodeState.REVOKED)
+                and self._presences.get(node.name) is None
             ):
                 self._writer.note(node.name, _Note(tenant=tenant_of(node.scope), heard_at_ns=None))
         await self._writer.flush()

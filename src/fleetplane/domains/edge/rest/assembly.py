@@ -100,8 +100,8 @@ class RestSide:
     def routes(self) -> Sequence[Mount]:
         return self.family.mounts
 
-    async def prepare(self) -> None:
-        await self.family.prepare()
+    async def take_over(self) -> None:
+        await self.family.take_over()
 
-    async def run(self) -> None:
-        await self.family.run()
+    async def run_active(self) -> None:
+        await self.family.run_active()

@@ -21,7 +21,7 @@ from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.streams.host import StreamPolicy
 from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands import CommandLimits, run
+from fleetplane.kernel.commands import CommandLimits, keep_deadlines
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.sessions.sessions import Sessions
@@ -108,38 +108,34 @@ class StreamSide:
         here = self.presences.last_heartbeat_at_ns(node_id)
         return here if here is not None else self.last_heard.at_ns(node_id)
 
-    async def prepare(self) -> None:
+    async def prepare_here(self) -> None:
+        """Before streams are served."""
+        self.dispatcher.ledger.recover()
+
+    async def take_over(self) -> None:
         """Mark all daemons as disconnected, and end commands that an earlier process had sent.
 
         Among several servers, those daemons and commands whose session nobody has.
         """
-        self.prepare_here()
         await self.dispatcher.ledger.all_lost()
         await self.controller.standings.start()
 
-    def prepare_here(self) -> None:
-        """On every server, before it serves streams."""
-        self.dispatcher.ledger.recover()
-
-    async def run(self) -> None:
-        """On the server that does what one does for all, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(run(self.dispatcher.ledger, self._clock, self._attention), name="edge/commands")
-            tasks.create_task(self.whereabouts.run_for_all(self._ended), name="edge/departures")
-            self._begin_here(tasks)
-
     async def run_here(self) -> None:
-        """On every other server, for those daemons whose streams are here, until cancelled."""
+        """On every server, for those daemons whose streams are here, until cancelled."""
+        ledger = self.dispatcher.ledger
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.dispatcher.ledger.run_here(), name="edge/commands")
-            self._begin_here(tasks)
+            tasks.create_task(ledger.run_here(), name="edge/commands")
+            tasks.create_task(self.controller.run(), name="edge/controller")
+            tasks.create_task(self.dispatcher.courier.run(ledger, self._attention), name="edge/places")
+            tasks.create_task(self.whereabouts.run_here(), name="edge/whereabouts")
+            tasks.create_task(self.last_heard.run_here(), name="edge/last-heard")
 
-    def _begin_here(self, tasks: asyncio.TaskGroup) -> None:
-        tasks.create_task(self.controller.run(), name="edge/controller")
-        places = self.dispatcher.courier.run(self.dispatcher.ledger, self._attention)
-        tasks.create_task(places, name="edge/places")
-        tasks.create_task(self.whereabouts.run_here(), name="edge/whereabouts")
-        tasks.create_task(self.last_heard.run_here(), name="edge/last-heard")
+    async def run_active(self) -> None:
+        """On the server that does what one does for all, until cancelled."""
+        ledger = self.dispatcher.ledger
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(keep_deadlines(ledger, self._clock, self._attention), name="edge/deadlines")
+            tasks.create_task(self.whereabouts.run_for_all(self._ended), name="edge/departures")
 
     async def _ended(self, node_id: str, session: int) -> None:
         """The server that had this session is gone, and the daemon came to no other in time."""

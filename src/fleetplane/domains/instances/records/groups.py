@@ -119,8 +119,6 @@ class Groups:
         self._versions: dict[tuple[str, str, str], GroupView] = {}
         """Groups at versions that are kept, by tenant, key and version; as long as `_views` are good."""
         self._holding: Holding | None = None
-        self.leads = store.elsewhere is None
-        """Whether this server says which document is in force; one that stands by follows."""
 
     def __repr__(self) -> str:
         etag = self._loaded.etag if self._loaded else "none"
@@ -160,6 +158,11 @@ class Groups:
         """Have every new document looked at, with what its groups were before, just before it is in force."""
         self._holding = holding
 
+    @property
+    def leads(self) -> bool:
+        """Whether this server says which document is in force; one that stands by follows."""
+        return self._store.leads
+
     async def refresh(self) -> Refreshed:
         """Read the document again and put it in force if it is good."""
         async with self._refreshing:
@@ -169,6 +172,7 @@ class Groups:
         before = self._loaded
         found = await self._read()
         if before is not None and found.etag == before.etag:
+            await self._tell(found.etag)  # of which the server that led before may have known nothing
             return Refreshed(updated=False, before=before.etag, after=before.etag)
         self._admit(found.configuration)
         if self._holding is not None and self.leads:
@@ -221,8 +225,8 @@ class Groups:
 
     async def _followed(self) -> bool:
         known = self._store.get(CONFIGURATION, "", self._shard)
-        if known is None:
-            return True  # none is in force anywhere
+        if known is None or self.leads:
+            return True  # none is in force anywhere, or this server says which
         try:
             await self.refresh()
         except FleetplaneError as error:

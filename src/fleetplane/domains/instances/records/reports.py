@@ -73,6 +73,10 @@ class Reports:
             return own
         return Heard(at_ns=found.spec.at_ns, report=found.spec.report)
 
+    def take_over(self) -> None:
+        """Give every instance its time from now on: what a server that is gone was told may be missing."""
+        self._started_at_ns = self._clock.now_ns()
+
     def forget(self, instance: str) -> None:
         self._heard.pop(instance, None)
 

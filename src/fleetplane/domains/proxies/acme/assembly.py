@@ -113,7 +113,12 @@ class CertificateSide:
         owners = {zone: one.workspaces for zone, one in options.zones.items() if one.workspaces is not None}
         known = DnsZones({**zones, **(providers or {})}, owners)
         self.zones = DnsZoneRecords(store, clock, workspaces, master, providers=tenant_providers)
+        self._store = store
         self._listen = tuple(options.challenge_listen)
+        self._tried = asyncio.Event()
+        """To open that listener."""
+        self._refused = False
+        """Whether its address was another's."""
         self._shown = ShownChallenges(store)
         self.board = ChallengeBoard(clock, strict=bool(options.challenge_address), shown=self._shown)
         internal = InternalAuthority(store, clock, master, options.internal_suffixes)
@@ -160,21 +165,28 @@ class CertificateSide:
     async def revoke(self, scope: str, identity: str, *, reason: RevocationReason, actor: str) -> Certificate:
         return await self.controller.revoke(scope, identity, reason=_REASONS[reason], actor=actor)
 
-    async def run(self) -> None:
-        """Answer challenges, and order: for the one server that has the seat. Until cancelled."""
-        async with AsyncExitStack() as stack:
-            await self._open(stack)
-            await self._shown.sweep()
-            await self.controller.run()
-
     async def run_here(self) -> None:
-        """Answer challenges, on a server that stands by; until cancelled."""
+        """Answer challenges, until cancelled."""
         async with AsyncExitStack() as stack:
             try:
                 await self._open(stack)
-            except SettingsError as error:  # another server on this machine may have the address
+            except SettingsError as error:
+                if self._store.leads:
+                    raise
+                # Another server on this machine may have the address, for as long as it is active.
                 log.warning("standby.listener_not_opened", listener=LISTENER, error=error.message)
+                self._refused = True
+            self._tried.set()
             await asyncio.get_running_loop().create_future()
+
+    async def run_active(self) -> None:
+        """Order, and answer challenges if that could not be done before, until cancelled."""
+        await self._tried.wait()
+        async with AsyncExitStack() as stack:
+            if self._refused:
+                await self._open(stack)
+            await self._shown.sweep()
+            await self.controller.run()
 
     async def _open(self, stack: AsyncExitStack) -> None:
         if self._listen:

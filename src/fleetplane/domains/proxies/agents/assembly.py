@@ -33,7 +33,7 @@ from fleetplane.gen.nxmesh.agent.v1 import agent_pb2
 from fleetplane.kernel.access import Grant, Permission, Role
 from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, run
+from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, keep_deadlines
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.revocation import Revocations
@@ -202,43 +202,37 @@ class AgentSide:
     def __repr__(self) -> str:
         return f"<AgentSide connected={len(self.presences)}>"
 
-    async def prepare(self) -> None:
-        """Take up what an earlier server left behind, before agents come in."""
+    async def prepare_here(self) -> None:
+        """Take up what is open, before agents come in."""
         self.commander.ledger.recover()
-        await self.runs.prepare()
-        self.controller.take_up()
+        await self.runs.prepare_here()
 
-    def prepare_here(self) -> None:
-        """Take up what is open, on a server that stands by: agents of others are theirs."""
-        self.commander.ledger.recover()
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.controller.run(), name="proxies/controller")
-            tasks.create_task(self.runs.run(), name="proxies/runs")
-            tasks.create_task(
-                run(self.commander.ledger, self._clock, self._attention), name="proxies/commands"
-            )
-            if self.whereabouts.shared:
-                tasks.create_task(self._answers.run_for_all(), name="proxies/answers")
-            self._begin(tasks)
+    async def take_over(self) -> None:
+        """See to what an earlier server left behind."""
+        await self.runs.take_over()
+        self.controller.take_over()
 
     async def run_here(self) -> None:
-        """The same on a server that stands by: for the agents that are connected to it, until cancelled."""
+        """For the agents that are connected to this server, until cancelled."""
+        ledger = self.commander.ledger
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.controller.run_here(), name="proxies/controller")
             tasks.create_task(self.runs.run_here(), name="proxies/runs")
-            tasks.create_task(self.commander.ledger.run_here(), name="proxies/commands")
-            self._begin(tasks)
+            tasks.create_task(ledger.run_here(), name="proxies/commands")
+            tasks.create_task(self.commander.courier.run(ledger, self._attention), name="proxies/places")
+            tasks.create_task(self.whereabouts.run_here(), name="proxies/whereabouts")
+            if self.whereabouts.shared:
+                tasks.create_task(self._heard.run_here(), name="proxies/heard")
 
-    def _begin(self, tasks: asyncio.TaskGroup) -> None:
-        """What is the same on every server."""
-        places = self.commander.courier.run(self.commander.ledger, self._attention)
-        tasks.create_task(places, name="proxies/places")
-        tasks.create_task(self.whereabouts.run_here(), name="proxies/whereabouts")
-        if self.whereabouts.shared:
-            tasks.create_task(self._heard.run_here(), name="proxies/heard")
+    async def run_active(self) -> None:
+        """For those that no server has any more, and what ends by itself, until cancelled."""
+        ledger = self.commander.ledger
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.controller.run_active(), name="proxies/controller")
+            tasks.create_task(self.runs.run_active(), name="proxies/runs")
+            tasks.create_task(keep_deadlines(ledger, self._clock, self._attention), name="proxies/deadlines")
+            if self.whereabouts.shared:
+                tasks.create_task(self._answers.run_for_all(), name="proxies/answers")
 
     def drain(self) -> None:
         self._host.stop(self._streams.going_away)

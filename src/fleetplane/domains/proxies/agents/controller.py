@@ -127,8 +127,6 @@ class AgentController:
     ) -> None:
         self._heard = heard
         self._whereabouts = whereabouts
-        self._stands_by = store.elsewhere is not None
-        """Then agents that are nowhere are the active server's."""
         self._attention = attention or Attention(clock)
         self._store = store
         self._clock = clock
@@ -155,7 +153,7 @@ class AgentController:
             clock=clock,
             store=store,
             concurrency=CONCURRENCY,
-            lease=LocalLease(name) if self._stands_by else None,
+            lease=LocalLease(name) if whereabouts.shared else None,
         )
 
     # What others tell.
@@ -191,8 +189,9 @@ class AgentController:
         reason = Reason(code="ELSEWHERE", message=f"the agent is connected to the server {server}")
         return Explanation(key=agent_id, at_ns=self._clock.now_ns(), reasons=(reason,))
 
-    def take_up(self) -> None:
-        """At start: agents that were connected have as long to come back as they may be silent."""
+    def take_over(self) -> None:
+        """Give agents that were connected as long to come back as they may be silent, from now on."""
+        self._started_ns = self._clock.now_ns()
         for agent in self._store.list(AGENT):
             if agent.status is not None and agent.status.state is not AgentState.OFFLINE:
                 self.look_at(agent.name, self._policy.silence_seconds)
@@ -208,14 +207,14 @@ class AgentController:
             if self._whereabouts.shared:
                 tasks.create_task(self._follow_tokens(), name="proxies/tokens")
 
-    async def run(self) -> None:
-        """The same, and to those that no server has any more."""
+    async def run_active(self) -> None:
+        """See to the agents that no server has any more, until cancelled."""
+        if not self._whereabouts.shared:
+            return
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.run_here(), name="proxies/here")
-            if self._whereabouts.shared:
-                tasks.create_task(self._follow_presences(), name="proxies/presences")
-                gone = self._whereabouts.run_for_all(self._session_ended)
-                tasks.create_task(gone, name="proxies/departures")
+            tasks.create_task(self._follow_presences(), name="proxies/presences")
+            gone = self._whereabouts.run_for_all(self._session_ended)
+            tasks.create_task(gone, name="proxies/departures")
 
     async def _follow_versions(self) -> None:
         async with self._store.watch(CONFIG_VERSION) as watch:
@@ -283,7 +282,7 @@ class AgentController:
         self._presences.forget(agent.name)
         self._watch.forget(agent.name)
         self.reconciler.forget(agent.name)
-        if not self._stands_by:
+        if self._store.leads:
             await self._commands.removed(agent.name)
             await self._roster.clear(agent)
             await self._whereabouts.forget(agent.name)
@@ -320,8 +319,8 @@ class AgentController:
                 self._presences.forget(agent.name)
                 self._watch.forget(agent.name)
             return Result()
-        if live is None and self._stands_by:
-            return Result()
+        if live is None and not self._store.leads:
+            return Result()  # the active server sees to it
         return await self._look_at_absent(agent, live)
 
     async def _look_at_absent(self, agent: Agent, live: LiveAgent | None) -> Result:

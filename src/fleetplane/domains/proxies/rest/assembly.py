@@ -240,9 +240,9 @@ class RestSide:
         found = self._users.find(user)
         return found.spec.email if found is not None else None
 
-    async def prepare(self) -> None:
-        """Load what answers need, and make the first administrator."""
-        await self.family.prepare()
+    async def take_over(self) -> None:
+        """Bring what an earlier version wrote up to date, and make the first administrator."""
+        await self.family.take_over()
         await migrate(self._store, self._master, USER_RULES)
         email = self._options.admin_email
         password = await self._users.first_administrator(email, self._options.admin_password)
@@ -252,10 +252,6 @@ class RestSide:
                 f"  e-mail    {email}",
                 f"  password  {password}",
             )
-
-    async def prepare_here(self) -> None:
-        """The same on a server that stands by, where the first administrator is there already."""
-        await self.family.prepare()
 
     @property
     def collectors(self) -> Sequence[Collector]:
@@ -290,9 +286,9 @@ class RestSide:
             ),
         )
 
-    async def run(self) -> None:
+    async def run_active(self) -> None:
         """Forget what has expired and change keys in time, until cancelled."""
-        await self.family.run()
+        await self.family.run_active()
 
     async def _sweep_logins(self) -> None:
         kid = await self._logins.sweep()

@@ -129,14 +129,20 @@ class LampDomain:
         shown = (ShownLamp(name=name, lit=lit) for name, lit in sorted(self._lamps.all().items()))
         return Answer(content=LampList(items=tuple(shown)))
 
-    async def prepare(self) -> None:
-        await self._rest.prepare()
+    async def prepare_here(self) -> None:
+        """Lamps need nothing loaded."""
+
+    async def take_over(self) -> None:
+        await self._rest.take_over()
 
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         """Lamps need not know where they are found."""
 
-    async def run(self) -> None:
-        await self._rest.run()
+    async def run_here(self) -> None:
+        """Nothing: the active server sweeps."""
+
+    async def run_active(self) -> None:
+        await self._rest.run_active()
 
     def drain(self) -> None:
         """There are no streams to end."""
