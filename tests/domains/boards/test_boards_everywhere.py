@@ -202,6 +202,7 @@ def _commands(tmp_path: Path, one: Site, two: Site, three: Site) -> None:
         assert (outcome["success"], outcome["stdout"]) == (True, "from two\n"), outcome
         _pins(one, two, three, board.number)
         _live(two, three, board.number)
+        _provisioning(one, two, three, board.number)
 
 
 def _pins(one: Site, two: Site, three: Site, board: int) -> None:
@@ -245,6 +246,28 @@ def _live(two: Site, three: Site, board: int) -> None:
         assert (logs.status_code, "event: end" in logs.text) == (200, True), logs.text
         assert site.did("GET", "/health")["status"] == "ok"
         assert site.did("GET", "/system/info")["cpu_count"] > 0
+
+
+def _provisioning(one: Site, two: Site, three: Site, board: int) -> None:
+    """What is asked for at one server is carried out by the active one, and followed at a third."""
+    nowhere = f"127.0.0.1:{free_port()}"
+    host, port = nowhere.split(":")
+    login = {"username": "pi", "port": int(port), "password": "x", "known_hosts": "* ssh-ed25519 AAAA"}
+    two.did("PUT", "/credentials/default", login)
+    assert three.did("GET", "/credentials")["count"] == 1
+    order = {"addresses": {str(board): host}, "request_id": "look"}
+    plan = three.did("POST", f"/nodes/{board}/check", {**order, "dry_run": True})
+    assert [step["name"] for step in plan["steps"]] == ["preflight"]
+    begun = [site.did("POST", f"/nodes/{board}/check", order)["operation_id"] for site in (three, two)]
+    assert len(set(begun)) == 1
+    log = two.ask("GET", f"/operations/{begun[0]}/log")
+    assert "event: end" in log.text, log.text
+    for site in (one, two, three):
+        shown = site.did("GET", f"/operations/{begun[0]}")["data"]
+        assert shown["finished"], shown
+        assert shown["steps"][0]["state"] == "failed", shown
+    assert three.did("POST", f"/operations/{begun[0]}/cancel")["message"] == "it was over already"
+    two.did("DELETE", "/credentials/default")
 
 
 def _races(everyone: list[Site]) -> None:

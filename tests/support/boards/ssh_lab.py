@@ -74,6 +74,7 @@ class SshLab:
             boot_id=str(folder / "boot_id"),
             configuration=str(folder / "etc"),
             programs=str(folder / "bin"),
+            mark=str(folder / "mark"),
         )
         self.options = {
             "installer": f"file://{folder}/installer.sh",

@@ -12,7 +12,6 @@ An agent may call a method that changes boards, but only for itself, which the s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 
 from google.protobuf.descriptor import ServiceDescriptor
 
@@ -136,14 +135,6 @@ _READS = frozenset(
     }
 )
 """What every server answers from its store."""
-_CALLS = frozenset(
-    {
-        "RequestProvisioning",
-        "ProvisionNode",
-        "DeprovisionNode",
-    }
-)
-"""What calls boards, or is driven by whoever does: the active server alone."""
 _ENDLESS = frozenset({"StreamGPIOReadings", "StreamAgentMetrics"})
 
 
@@ -154,18 +145,15 @@ def _rows(
     listener: str,
     authentication: Authentication,
 ) -> Iterator[MethodRow]:
-    endless = _ENDLESS & permissions.keys()
-    for row in service_rows(
+    yield from service_rows(
         service,
         permissions,
         listener=listener,
         authentication=authentication,
-        endless=endless,
+        endless=_ENDLESS & permissions.keys(),
         reads=_READS & permissions.keys(),
         needs=Needs.WRITES,
-    ):
-        calls = row.path.rpartition("/")[2] in _CALLS
-        yield replace(row, needs=Needs.ACTIVE) if calls else row
+    )
 
 
 METHODS = (

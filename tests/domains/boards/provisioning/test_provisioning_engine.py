@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 import pytest
 from support.boards.ssh_lab import TOKEN, SshLab, ssh_lab
 from support.kernel.leaving import being_written
 
+from fleetplane.domains.boards.fences import Fence
 from fleetplane.domains.boards.inventory.boards import Boards, status_of
 from fleetplane.domains.boards.inventory.clusters import Clusters
 from fleetplane.domains.boards.kinds import KINDS, BoardRole, BoardState, ClusterSpec, ClusterState
@@ -25,7 +27,13 @@ from fleetplane.domains.boards.ports import (
 )
 from fleetplane.domains.boards.provisioning.credentials import Credentials
 from fleetplane.domains.boards.provisioning.engine import Engine, ProvisioningParts, told
-from fleetplane.domains.boards.provisioning.operations import OPERATION, Operation, Operations, is_over
+from fleetplane.domains.boards.provisioning.operations import (
+    OPERATION,
+    Operation,
+    Operations,
+    Ownership,
+    is_over,
+)
 from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
 from fleetplane.domains.boards.rules import Facts
 from fleetplane.kernel.clock import SystemClock
@@ -310,7 +318,7 @@ async def test_an_operation_that_ends_while_it_is_taken_back_has_ended_as_it_did
 ) -> None:
     end, go, writes = rig.operations.end, asyncio.Event(), list[asyncio.Task[Operation]]()
 
-    async def in_order(name: str, state: ProvisioningState, **more: str) -> Operation:
+    async def in_order(name: str, state: ProvisioningState, **more: Any) -> Operation:
         """What is written goes on when its caller is cancelled, and comes before what is written later."""
 
         async def late() -> Operation:
@@ -384,3 +392,34 @@ async def test_a_server_that_is_started_again_goes_on_with_what_it_was_at(
     async with rig_in(tmp_path, lab) as rig:
         ended = await rig.ended(first.operation_id)
         assert ended.state is ProvisioningState.READY
+
+
+async def test_one_of_several_servers_does_everything_under_the_boards_lock(
+    rig: Rig, lab: SshLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owned = Ownership(fence=Fence(lineage="l", revision=7))
+
+    async def own(_name: str) -> Ownership:
+        return owned
+
+    monkeypatch.setattr(rig.operations, "own", own)
+    lab.write("controllers", "cpuset cpu io pids\n")
+    cluster = await rig.cluster()
+    ended = await rig.provision(rig.order(await rig.board("one"), cluster_id=cluster))
+    assert (ended.state, ended.reason) == (ProvisioningState.READY, "")
+    assert "reboot" in lab.calls()
+    assert lab.read("mark").split() == ["l", "7", ended.operation_id]
+    worker = await rig.board("two", BoardRole.WORKER)
+    joined = await rig.provision(rig.order(worker, cluster_id=cluster))
+    assert joined.state is ProvisioningState.READY
+    assert lab.read("etc/fleetplane-join-token") == TOKEN
+
+    # Another server has been at the board since: this one does nothing more, and says nothing of it.
+    lab.write("mark", "l 8 other\n")
+    late = await rig.engine.request(rig.order(worker, cluster_id=cluster), actor=ACTOR)
+    calls = lab.calls()
+    async with asyncio.timeout(60):
+        while repr(rig.engine) != "<Engine running=0>" or late.operation_id in rig.engine._waiting:
+            await asyncio.sleep(0.01)
+    assert not is_over(rig.operations.get(late.operation_id))
+    assert lab.calls() == calls

@@ -3,12 +3,15 @@
 An operation that fails stands still at the step that failed, and goes on there when it is asked
 for again under the same request id; one that a restart of the server interrupted goes on by
 itself. Of a cluster, the server comes first; a worker that fails does not undo the others.
+
+Of several servers each takes orders, and the active one carries them out: it follows what is written down,
+and so do those who look on elsewhere. What a dead server was at, the next active one goes on with.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,11 +31,14 @@ from fleetplane.domains.boards.provisioning import options as k3s
 from fleetplane.domains.boards.provisioning import ssh
 from fleetplane.domains.boards.provisioning.credentials import Credentials
 from fleetplane.domains.boards.provisioning.operations import (
+    ALONE,
     MESSAGE_LIMIT,
     Operation,
     OperationLogs,
     Operations,
     OperationSpec,
+    OperationTaken,
+    Ownership,
     StepRecord,
     StepState,
     Work,
@@ -56,6 +62,9 @@ log = structlog.get_logger(__name__)
 ID_BYTES = 8
 AT_ONCE = 8
 """Operations under way at once; each is one or a few SSH connections."""
+CANCEL_SECONDS = 10.0
+"""How long whoever takes an operation back waits for the server that carries it out."""
+CANCEL_LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,9 +98,15 @@ class Engine:
         self._cancelled: set[str] = set()
         """Those that somebody took back, as against those that stop because the server does."""
         self._room = asyncio.Semaphore(AT_ONCE)
+        self._runs = False
 
     def __repr__(self) -> str:
         return f"<Engine running={len(self._running)}>"
+
+    @property
+    def _is_driver(self) -> bool:
+        """Whether operations are carried out here; of several servers, by the active one."""
+        return self._runs or not self._parts.operations.shared
 
     # Asking.
 
@@ -123,6 +138,8 @@ class Engine:
         )
         name = self._parts.clock.token_bytes(ID_BYTES).hex()
         operation = await self._parts.operations.begin(name, spec, steps)
+        if operation.name != name:  # another server was asked at the same time
+            return await self._again(operation, actor=actor)
         self._go(operation)
         return told(operation, "accepted")
 
@@ -144,6 +161,8 @@ class Engine:
             return told(operation, "it was over already")
         name = operation.name
         log.info("boards.provision.cancel", operation=name, actor=actor)
+        if not self._is_driver:
+            return await self._cancel_elsewhere(name, actor=actor)
         self._cancelled.add(name)  # from here on nobody begins it
         task = self._running.get(name)
         if task is not None:
@@ -155,6 +174,18 @@ class Engine:
             finally:
                 self._over(name)
         operation = self._parts.operations.get(name)
+        cancelled = status_of(operation).state is ProvisioningState.CANCELLED
+        return told(operation, "cancelled" if cancelled else "it was over already")
+
+    async def _cancel_elsewhere(self, name: str, *, actor: str) -> ProvisioningAnswer:
+        """Have the active server end it; if there is none just now, the next one does."""
+        operation = await self._parts.operations.take_back(name, actor=actor)
+        give_up = self._parts.clock.monotonic() + CANCEL_SECONDS
+        while not is_over(operation) and self._parts.clock.monotonic() < give_up:
+            await self._parts.clock.sleep(CANCEL_LOOK_SECONDS)
+            operation = self._parts.operations.get(name)
+        if not is_over(operation):
+            return told(operation, "it is being cancelled")
         cancelled = status_of(operation).state is ProvisioningState.CANCELLED
         return told(operation, "cancelled" if cancelled else "it was over already")
 
@@ -185,21 +216,31 @@ class Engine:
     def _go(self, operation: Operation) -> None:
         """See to an operation, unless somebody does."""
         name = operation.name
-        if not (is_over(operation) or name in self._waiting or name in self._running):
+        if not self._is_driver or is_over(operation):
+            return
+        if name in self._running:
+            if status_of(operation).cancelled_by and name not in self._cancelled:
+                self._cancelled.add(name)
+                self._running[name].cancel()
+        elif name not in self._waiting:
             self.logs.open(name)
             self._waiting.add(name)
             self._wanted.put_nowait(name)
 
     async def run(self) -> None:
         """Work on operations until cancelled; those that an earlier server began go on."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._adopt(), name="boards/operations/adopt")
-            while True:
-                name = await self._wanted.get()
-                self._waiting.discard(name)
-                if name not in self._cancelled and not is_over(self._parts.operations.get(name)):
-                    task = tasks.create_task(self._see_through(name), name=f"boards/operation/{name}")
-                    self._running[name] = task
+        self._runs = True
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._adopt(), name="boards/operations/adopt")
+                while True:
+                    name = await self._wanted.get()
+                    self._waiting.discard(name)
+                    if name not in self._cancelled and not is_over(self._parts.operations.get(name)):
+                        task = tasks.create_task(self._see_through(name), name=f"boards/operation/{name}")
+                        self._running[name] = task
+        finally:
+            self._runs = False
 
     async def _adopt(self) -> None:
         """See to what an earlier server began, and to what was written after its requester had left."""
@@ -213,22 +254,39 @@ class Engine:
                         self._go(operations.get(event.resource.name))
 
     async def _see_through(self, name: str) -> None:
-        operations = self._parts.operations
         try:
+            await self._owning(name)
+        except OperationTaken as error:  # what is left to do about it is another server's
+            log.warning("boards.provision.taken", operation=name, error=error.message)
+            return
+        finally:
+            self._over(name)
+        self._go(self._parts.operations.get(name))  # if it was asked for again at once, elsewhere
+
+    async def _owning(self, name: str) -> None:
+        operations, own = self._parts.operations, ALONE
+        try:
+            own = await operations.own(name)
+            operation = operations.get(name)
+            if by := status_of(operation).cancelled_by:
+                await self._end(name, ProvisioningState.CANCELLED, f"cancelled by {by}", own)
+                return
             async with self._room:
-                await self._carry_out(operations.get(name))
+                await self._carry_out(operations.get(name), own)
+        except OperationTaken:
+            raise
         except asyncio.CancelledError:
             if name not in self._cancelled:
                 raise  # the server stops: the next one goes on where this one was
             if not is_over(operations.get(name)):  # else it came to its end before it could be taken back
-                await self._end(name, ProvisioningState.CANCELLED, "it was taken back")
+                await self._end(name, ProvisioningState.CANCELLED, "it was taken back", own)
         except FleetplaneError as error:
-            await self._end(name, ProvisioningState.FAILED, error.message)
+            await self._end(name, ProvisioningState.FAILED, error.message, own)
         except Exception as error:
             log.exception("boards.provision.broken", operation=name)
-            await self._end(name, ProvisioningState.FAILED, f"something unforeseen: {type(error).__name__}")
-        finally:
-            self._over(name)
+            await self._end(
+                name, ProvisioningState.FAILED, f"something unforeseen: {type(error).__name__}", own
+            )
 
     def _over(self, name: str) -> None:
         self._running.pop(name, None)
@@ -236,7 +294,7 @@ class Engine:
         if (lines := self.logs.get(name)) is not None:
             lines.end()
 
-    async def _carry_out(self, operation: Operation) -> None:
+    async def _carry_out(self, operation: Operation, own: Ownership) -> None:
         spec = operation.spec
         self._parts.policy.require(spec.options, spec.action)  # it may have become stricter meanwhile
         await self._aftermath.began(spec)
@@ -246,7 +304,9 @@ class Engine:
         for work in spec.works:
             steps = self._survey.steps(spec, work, user=credential.user)
             try:
-                await self._work(operation.name, spec, work, steps, index)
+                await self._work(operation.name, spec, work, steps, index, own)
+            except OperationTaken:
+                raise
             except FleetplaneError as error:
                 if work is spec.works[0]:
                     raise
@@ -256,10 +316,16 @@ class Engine:
         undone = spec.action is ProvisioningAction.DEPROVISION
         wanted = ProvisioningState.ROLLED_BACK if undone else ProvisioningState.READY
         state = ProvisioningState.FAILED if failed else wanted
-        await finish(self._end(operation.name, state, "; ".join(failed)))
+        await finish(self._end(operation.name, state, "; ".join(failed), own))
 
     async def _work(
-        self, name: str, spec: OperationSpec, work: Work, steps: tuple[Step, ...], first: int
+        self,
+        name: str,
+        spec: OperationSpec,
+        work: Work,
+        steps: tuple[Step, ...],
+        first: int,
+        own: Ownership,
     ) -> None:
         parts = self._parts
         credential = await parts.credentials.get(spec.credential)
@@ -273,54 +339,94 @@ class Engine:
             clock=parts.clock,
             tell=self._teller(name, work.board),
             places=parts.places,
+            operation=name,
+            fence=own.fence,
             secrets={"cluster_token": await parts.secrets.token(spec.cluster_id)} if joining else {},
         )
         async with hands.at_hand():
             for offset, step in enumerate(steps):
-                await self._take(name, first + offset, step, hands)
+                await self._take(name, first + offset, step, hands, own)
         server_url = self._survey.server_url(spec)
         await self._aftermath.board_done(spec, work, hands, server_url)
 
-    async def _take(self, name: str, index: int, step: Step, hands: BoardWork) -> None:
+    async def _take(self, name: str, index: int, step: Step, hands: BoardWork, own: Ownership) -> None:
         operations, clock = self._parts.operations, self._parts.clock
         if status_of(operations.get(name)).steps[index].state in (StepState.DONE, StepState.SKIPPED):
             return
         began = clock.now_ns()
         await operations.note(
-            name, index, _changed(state=StepState.RUNNING, started_at_ns=began), actor=ACTOR
+            name, index, _changed(state=StepState.RUNNING, started_at_ns=began), actor=ACTOR, own=own
         )
         hands.tell(f"-- {step.name}")
         try:
             words = await hands.take(step)
+        except OperationTaken:
+            raise
         except FleetplaneError as error:
             ended = _changed(
                 state=StepState.FAILED, message=error.message[:MESSAGE_LIMIT], finished_at_ns=clock.now_ns()
             )
-            await operations.note(name, index, ended, actor=ACTOR)
+            await operations.note(name, index, ended, actor=ACTOR, own=own)
             hands.tell(f"failed: {error.message}")
             raise
         ended = _changed(state=StepState.DONE, message=words[:MESSAGE_LIMIT], finished_at_ns=clock.now_ns())
-        await operations.note(name, index, ended, actor=ACTOR)
+        await operations.note(name, index, ended, actor=ACTOR, own=own)
 
     def _teller(self, name: str, board: int) -> Callable[[str], None]:
         lines = self.logs.get(name) or self.logs.open(name)
         return lambda text: lines.add(f"[{board}] {text}")
 
-    async def _end(self, name: str, state: ProvisioningState, reason: str) -> None:
+    async def _end(self, name: str, state: ProvisioningState, reason: str, own: Ownership = ALONE) -> None:
         if state in (ProvisioningState.FAILED, ProvisioningState.CANCELLED):
             await self._aftermath.failed(self._parts.operations.get(name))
-        await self._parts.operations.end(name, state, reason=reason, actor=ACTOR)
+        await self._parts.operations.end(name, state, reason=reason, actor=ACTOR, own=own)
         log.info("boards.provision.ended", operation=name, state=state, reason=reason)
 
     # Looking on.
 
     async def follow(self, name: str) -> AsyncIterator[str]:
-        """The log of an operation, as it is written; nothing of one that an earlier server ended."""
+        """The log of an operation, as it is written; where it is not carried out, its steps."""
         self._parts.operations.get(name)
         lines = self.logs.get(name)
-        if lines is not None:
+        if lines is None:
+            async for line in self._follow_record(name):
+                yield line
+        else:
             async for line in lines.follow():
                 yield line
+
+    async def _follow_record(self, name: str) -> AsyncIterator[str]:
+        """What is written down of an operation, and what comes of it, in the words of its log."""
+        operations, told_of = self._parts.operations, dict[int, StepState]()
+        with operations.watch() as watch:
+            operation = operations.get(name)
+            for line in _news(operation, told_of):
+                yield line
+            if is_over(operation):
+                return
+            async for batch in watch:
+                for event in batch.events:
+                    if event.resource.name != name:
+                        continue
+                    for line in _news(event.resource, told_of):
+                        yield line
+                    if event.type is EventType.DELETED or is_over(event.resource):
+                        return
+
+
+def _news(operation: Operation, told_of: dict[int, StepState]) -> Iterator[str]:
+    """Lines about steps that have changed since they were last told of."""
+    for index, step in enumerate(status_of(operation).steps):
+        before = told_of.get(index, StepState.PENDING)
+        if step.state is before:
+            continue
+        told_of[index] = step.state
+        if before is not StepState.RUNNING and step.state is not StepState.PENDING:
+            yield f"[{step.board}] -- {step.name}"
+        if step.state is StepState.FAILED:
+            yield f"[{step.board}] failed: {step.message}"
+        elif step.state is StepState.DONE and step.message:
+            yield f"[{step.board}] {step.message}"
 
 
 def _changed(**fields: object) -> Callable[[StepRecord], StepRecord]:

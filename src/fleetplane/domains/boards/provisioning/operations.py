@@ -2,6 +2,9 @@
 
 A step is written down when it begins and when it ends, so that a server that is started again
 knows where to go on. What commands print is not written down: see `OperationLog`.
+
+Of several servers the active one carries operations out. It writes down that they are its own; a server that
+no longer owns one writes nothing of it.
 """
 
 from __future__ import annotations
@@ -9,10 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
 
+from fleetplane.domains.boards.fences import Fence
 from fleetplane.domains.boards.kinds import SCOPE, BoardRole, Spec
 from fleetplane.domains.boards.ports import ProvisioningAction, ProvisioningState
 from fleetplane.domains.boards.provisioning.options import K3sOptions
@@ -71,12 +76,27 @@ class OperationSpec(Spec, frozen=True):
     request_id: str = ""
 
 
+class Owner(Spec, frozen=True):
+    """Who carries an operation out, of several servers."""
+
+    server: str
+    boot: int
+    term: int
+    """Of the active server's seat."""
+    number: int
+    """Counts owners, also those of one name."""
+
+
 class OperationStatus(Spec, frozen=True):
     state: ProvisioningState = ProvisioningState.QUEUED
     steps: tuple[StepRecord, ...] = ()
     reason: str = ""
     """Why it failed."""
     finished_at_ns: int | None = None
+    owner: Owner | None = None
+    """None where no other server is, and before the first."""
+    cancelled_by: str = ""
+    """Who asked for its end, at a server that does not carry it out."""
 
 
 Operation = Resource[OperationSpec, OperationStatus]
@@ -92,12 +112,35 @@ def is_over(operation: Operation) -> bool:
     return status_of(operation).finished_at_ns is not None
 
 
+class OperationTaken(Conflict):
+    """Another server carries the operation out now."""
+
+    reason = "OPERATION_TAKEN"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ownership:
+    """What a server has that carries an operation out."""
+
+    owner: Owner | None = None
+    fence: Fence | None = None
+    """Goes along with what is done on boards."""
+
+
+ALONE = Ownership()
+
+
 class Operations:
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def __repr__(self) -> str:
         return f"<Operations {len(self._store.list(OPERATION))}>"
+
+    @property
+    def shared(self) -> bool:
+        """Whether other servers take orders, too."""
+        return self._store.shared
 
     def get(self, name: str) -> Operation:
         found = self._store.get(OPERATION, SCOPE, name)
@@ -124,10 +167,16 @@ class Operations:
         return self._store.get(OPERATION, SCOPE, name) if name is not None else None
 
     async def begin(self, name: str, spec: OperationSpec, steps: tuple[StepRecord, ...]) -> Operation:
-        """Write an operation down; two never have one board in their hands."""
+        """Write an operation down; two never have one board in their hands.
+
+        Of requests with one id, also at several servers, one begins something; the others get what it began.
+        """
 
         def change(draft: Draft) -> Operation:
             if spec.request_id:
+                known = draft.claimed_by(OPERATION, SCOPE, _REQUEST_CLAIM, spec.request_id)
+                if known is not None:
+                    return _present(draft, known)
                 draft.claim(OPERATION, SCOPE, _REQUEST_CLAIM, spec.request_id, name)
             _take(draft, name, spec)
             return draft.put(
@@ -152,17 +201,65 @@ class Operations:
                 else step
                 for step in status.steps
             )
-            return draft.put(OPERATION, SCOPE, name, spec=current.spec, status=OperationStatus(steps=steps))
+            fresh = OperationStatus(steps=steps, owner=status.owner)
+            return draft.put(OPERATION, SCOPE, name, spec=current.spec, status=fresh)
 
         return await self._write(name, change, actor=actor, action="boards.provision.resume")
 
+    async def own(self, name: str) -> Ownership:
+        """Carry an operation out from now on; whoever did so before does no more."""
+        if not self._store.shared:
+            return ALONE
+        author = self._store.author
+
+        def change(draft: Draft) -> tuple[Owner, int]:
+            current = _present(draft, name)
+            status = status_of(current)
+            before = status.owner
+            if before is not None and before.term > author.term:
+                raise OperationTaken(f"{before.server} carries operation {name} out")
+            number = before.number + 1 if before is not None else 1
+            owner = Owner(server=author.server, boot=author.boot, term=author.term, number=number)
+            status = msgspec.structs.replace(status, owner=owner)
+            made = draft.put(OPERATION, SCOPE, name, spec=current.spec, status=status)
+            return owner, made.revision
+
+        done = await self._store.transact(
+            change,
+            actor=f"system/{author.server}",
+            action="boards.provision.own",
+            touches=[OPERATION.key(SCOPE, name)],
+        )
+        owner, revision = done.value
+        return Ownership(owner=owner, fence=Fence(lineage=self._store.lineage, revision=revision))
+
+    async def take_back(self, name: str, *, actor: str) -> Operation:
+        """Ask whoever carries an operation out, or would, to end it."""
+
+        def change(draft: Draft) -> Operation:
+            current = _present(draft, name)
+            status = status_of(current)
+            if is_over(current) or status.cancelled_by:
+                return current
+            status = msgspec.structs.replace(status, cancelled_by=actor)
+            return draft.put(OPERATION, SCOPE, name, spec=current.spec, status=status)
+
+        return await self._write(name, change, actor=actor, action="boards.provision.cancel")
+
     async def note(
-        self, name: str, index: int, changed: Callable[[StepRecord], StepRecord], *, actor: str
+        self,
+        name: str,
+        index: int,
+        changed: Callable[[StepRecord], StepRecord],
+        *,
+        actor: str,
+        own: Ownership = ALONE,
     ) -> Operation:
         """Write down how far one step is; the operation is in that step's phase."""
 
         def change(draft: Draft) -> Operation:
             current = _present(draft, name)
+            _require(current, own)
             status = status_of(current)
             steps = list(status.steps)
             steps[index] = changed(steps[index])
@@ -171,11 +268,20 @@ class Operations:
 
         return await self._write(name, change, actor=actor, action="boards.provision.step")
 
-    async def end(self, name: str, state: ProvisioningState, *, reason: str = "", actor: str) -> Operation:
+    async def end(
+        self,
+        name: str,
+        state: ProvisioningState,
+        *,
+        reason: str = "",
+        actor: str,
+        own: Ownership = ALONE,
+    ) -> Operation:
         """End an operation and release its boards."""
 
         def change(draft: Draft) -> Operation:
             current = _present(draft, name)
+            _require(current, own)
             for work in current.spec.works:
                 draft.release(OPERATION, SCOPE, _BOARD_CLAIM, str(work.board), name)
             status = msgspec.structs.replace(
@@ -199,6 +305,11 @@ def _present(draft: Draft, name: str) -> Operation:
     if found is None:
         raise NotFound(f"there is no operation {name[:64]!r}")
     return found
+
+
+def _require(operation: Operation, own: Ownership) -> None:
+    if own.owner is not None and status_of(operation).owner != own.owner:
+        raise OperationTaken(f"another server carries operation {operation.name} out")
 
 
 def _take(draft: Draft, name: str, spec: OperationSpec) -> None:

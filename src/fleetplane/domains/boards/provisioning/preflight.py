@@ -38,6 +38,8 @@ class Places:
     boot_id: str = "/proc/sys/kernel/random/boot_id"
     configuration: str = "/etc/rancher/k3s"
     programs: str = "/usr/local/bin"
+    mark: str = ".fleetplane-provisioning"
+    """Which server's order was carried out last, where there are several; in the home of the login."""
 
     @property
     def join_token(self) -> str:

@@ -7,8 +7,10 @@ import shlex
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from fleetplane.domains.boards.provisioning import preflight
+from fleetplane.domains.boards.fences import Fence
+from fleetplane.domains.boards.provisioning import guard, preflight
 from fleetplane.domains.boards.provisioning.credentials import SshCredential
+from fleetplane.domains.boards.provisioning.operations import OperationTaken
 from fleetplane.domains.boards.provisioning.plan import SHORT_SECONDS, Doing, Host, Step
 from fleetplane.domains.boards.provisioning.preflight import Findings, Places
 from fleetplane.domains.boards.provisioning.ssh import Connection, Dial, Printed
@@ -40,6 +42,9 @@ class BoardWork:
     secrets: Mapping[str, str] = field(default_factory=dict)
     """For steps that write one to the board."""
     places: Places = field(default_factory=Places)
+    operation: str = ""
+    fence: Fence | None = None
+    """The order of this server among those of several; None where there is one."""
     host_keys: tuple[str, ...] = ()
     """The keys that the board gave when it joined; empty for one that was only written down."""
     findings: Findings | None = None
@@ -89,12 +94,33 @@ class BoardWork:
         connection = await self._connection()
         return await connection.run(command, seconds=seconds, stdin=stdin, line=None if quiet else self.tell)
 
+    async def _change(self, command: str, *, seconds: float, stdin: str = "") -> Printed:
+        """Run a command that changes something, unless another server has taken over."""
+        if self.fence is None:
+            return await self._ask(command, seconds=seconds, stdin=stdin)
+        wrapped = guard.guarded(
+            command,
+            fence=self.fence,
+            operation=self.operation,
+            mark=self.places.mark,
+            wait_seconds=seconds,
+        )
+        printed = await self._ask(wrapped, seconds=2 * seconds, stdin=stdin)
+        if printed.exit_code == guard.OVERTAKEN:
+            raise OperationTaken(f"another server has taken operation {self.operation} over")
+        if printed.exit_code == guard.BUSY:
+            raise StepFailed(
+                f"what another server began on the board did not end within {seconds:g} s",
+                hint="ask for the operation again",
+            )
+        return printed
+
     async def _run(self, step: Step) -> str:
         printed: Printed | None = None
         for number, command in enumerate(step.commands):
             stdin = self.secrets[step.stdin] if step.stdin and number == 0 else ""
             self.tell(f"$ {command}")
-            printed = await self._ask(command, seconds=step.seconds, stdin=stdin)
+            printed = await self._change(command, seconds=step.seconds, stdin=stdin)
             if printed.exit_code != 0 and not step.tolerant:
                 raise StepFailed(f"{step.name}: exit code {printed.exit_code}: {_end(printed.output)}")
         if printed is None:
@@ -142,7 +168,7 @@ class BoardWork:
         write = (
             f"cp -- {path} {path}.fleetplane-backup && cat > {path}.new && sync && mv -- {path}.new {path}"
         )
-        done = await self._ask(self.host.privileged(write), seconds=SHORT_SECONDS, stdin=edited)
+        done = await self._change(self.host.privileged(write), seconds=SHORT_SECONDS, stdin=edited)
         if done.exit_code != 0:
             raise StepFailed(f"cgroup: {findings.cmdline} cannot be written: {_end(done.output)}")
         return f"turned on in {findings.cmdline}"
@@ -154,7 +180,7 @@ class BoardWork:
         before = (await self._ask(self._boot_id, seconds=SHORT_SECONDS, quiet=True)).stdout.strip()
         self.tell(f"$ {step.commands[0]}")
         with contextlib.suppress(Unavailable):  # the connection breaks: that is what was asked for
-            await self._ask(step.commands[0], seconds=SHORT_SECONDS)
+            await self._change(step.commands[0], seconds=SHORT_SECONDS)
         await self._hang_up()
         await self._until_back(before)
         self.findings = None

@@ -39,6 +39,7 @@ from fleetplane.domains.boards.rules import Facts, checked
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
 from fleetplane.kernel.values.times import spelled, spelled_or_null
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.routes import Answer, Query, Route, Stream
 from fleetplane.web.streaming import EVENT_STREAM, event
 
@@ -111,6 +112,7 @@ class ProvisioningRoutes:
                 method="POST",
                 path=path,
                 handler=handler,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 summary=summary,
                 permission=PROVISION,
@@ -131,6 +133,7 @@ class ProvisioningRoutes:
                 method="GET",
                 path="/operations",
                 handler=self.list,
+                needs=Needs.STORE,
                 tag=_TAG,
                 summary="List operations",
                 permission=READ,
@@ -146,6 +149,7 @@ class ProvisioningRoutes:
                 method="GET",
                 path=one,
                 handler=self.show,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=READ,
                 envelope=envelope,
@@ -156,6 +160,7 @@ class ProvisioningRoutes:
                 method="GET",
                 path=f"{one}/log",
                 handler=self.log,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=READ,
                 streams=True,
@@ -166,6 +171,7 @@ class ProvisioningRoutes:
                 method="POST",
                 path=f"{one}/cancel",
                 handler=self.cancel,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 permission=PROVISION,
                 envelope=envelope,
@@ -176,6 +182,7 @@ class ProvisioningRoutes:
                 method="POST",
                 path=f"{one}/resume",
                 handler=self.resume,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 permission=PROVISION,
                 envelope=envelope,

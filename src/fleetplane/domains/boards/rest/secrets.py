@@ -27,6 +27,7 @@ from fleetplane.domains.boards.rest.shapes.work import (
     Kubeconfig,
 )
 from fleetplane.kernel.errors import FailedPrecondition
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.routes import Answer, Route
 
 _TAG = "Credentials"
@@ -56,6 +57,7 @@ class SecretRoutes:
                 method="GET",
                 path="/credentials",
                 handler=self.list,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=ADMINISTER,
                 summary="List stored SSH credentials, by name",
@@ -65,6 +67,7 @@ class SecretRoutes:
                 method="PUT",
                 path="/credentials/{name}",
                 handler=self.put,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 permission=ADMINISTER,
                 summary="Store an SSH credential; it is never returned",
@@ -75,6 +78,7 @@ class SecretRoutes:
                 method="DELETE",
                 path="/credentials/{name}",
                 handler=self.delete,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 permission=ADMINISTER,
                 summary="Delete an SSH credential",
@@ -85,6 +89,7 @@ class SecretRoutes:
                     method="POST",
                     path=path,
                     handler=handler,
+                    needs=Needs.WRITES,
                     tag=_TAG,
                     summary=summary,
                     permission=ADMINISTER,
