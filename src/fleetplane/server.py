@@ -219,6 +219,7 @@ def _store_settings(settings: Settings, data_dir: Path, clock: Clock) -> StoreSe
         ring_events=settings.store.ring_events,
         history_revisions=settings.store.history_revisions,
         group_limit=settings.store.group_limit,
+        level_delay_seconds=settings.store.level_delay_seconds,
     )
 
 

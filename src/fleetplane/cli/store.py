@@ -11,7 +11,10 @@ from fleetplane.cli.clients.owner_options import config_option, data_dir_option
 from fleetplane.cli.output import Cell, Format, Table, emit, format_option
 from fleetplane.cli.progress import working
 
-COLUMNS = ("NAME", "STATE", "TERM", "VERSION", "BOOT", "RENEWED", "LAG", "AGENTS", "CONTROLLERS", "BUS")
+COLUMNS = (
+    *("NAME", "STATE", "TERM", "VERSION", "LEVEL", "BOOT"),
+    *("RENEWED", "LAG", "AGENTS", "CONTROLLERS", "BUS"),
+)
 STYLES = {"active": "green", "gone": "red"}
 
 
@@ -85,6 +88,10 @@ def _bus(kind: str, connected: bool) -> Cell:
     return Cell(text=kind) if connected else Cell(text=f"{kind}, away", style="yellow")
 
 
+def _level(current: int, supported: int) -> str:
+    return str(current) if current == supported else f"{current} of {supported}"
+
+
 @click.command()
 @data_dir_option
 @config_option
@@ -93,9 +100,10 @@ def servers(data_dir: Path | None, config: Path | None, output: Format) -> None:
     """List the servers that share a PostgreSQL database.
 
     Asks the database that the settings name, so that it works while no server does. TERM counts the active
-    servers that there were; RENEWED is how long ago a server was heard of; LAG is how many groups of
-    changes a standby had not applied then. AGENTS, CONTROLLERS and BUS are what it said of itself within the
-    last seconds: streams of agents, controllers that it runs for all servers, and how it hears of writes.
+    servers that there were; LEVEL is what may be written now, and of which level that a server's release
+    supports; RENEWED is how long ago a server was heard of; LAG is how many groups of changes a standby had
+    not applied then. AGENTS, CONTROLLERS and BUS are what it said of itself within the last seconds: streams
+    of agents, controllers that it runs for all servers, and how it hears of writes.
     """
     from fleetplane.kernel.errors import SettingsError
     from fleetplane.kernel.store.engines.postgres_servers import seen
@@ -113,6 +121,8 @@ def servers(data_dir: Path | None, config: Path | None, output: Format) -> None:
             "state": one.state.value,
             "term": one.term,
             "version": one.version,
+            "level": one.level,
+            "supported_level": one.supported_level,
             "boot": one.boot,
             "renewed_seconds_ago": None if one.silent_seconds is None else round(one.silent_seconds, 1),
             "lag_groups": one.lag_groups,
@@ -129,6 +139,7 @@ def servers(data_dir: Path | None, config: Path | None, output: Format) -> None:
             Cell(text=one.state.value, style=STYLES.get(one.state.value, "")),
             Cell(text=str(one.term or "-")),
             Cell(text=one.version),
+            Cell(text=_level(one.level, one.supported_level)),
             Cell(text=str(one.boot)),
             Cell(text="left" if one.silent_seconds is None else f"{one.silent_seconds:.0f}s ago"),
             Cell(text=str(one.lag_groups)),

@@ -95,6 +95,8 @@ class Kind(Generic[SpecT, StatusT]):
     """Whether the log has the content of each change, else only what was changed: for what is large and never
     changes, so that it is stored once. A watch that resumes from the log is then told of what is still
     there, and a deletion has no spec."""
+    since_level: int = 1
+    """The level of the store from which on it may be written; see `store/servers/level.py`."""
 
     def key(self, scope: str, name: str) -> Key:
         return Key(self.name, scope, name)

@@ -40,6 +40,8 @@ class StoreSection(Section, frozen=True):
     """How old it may be."""
     group_limit: int = 256
     """Writes made durable together; 1 means one commit per write."""
+    level_delay_seconds: float = 600.0
+    """How long all servers must have been of the newer release before what it brings is written."""
 
     def __post_init__(self) -> None:
         if self.url and not self.url.startswith(("postgresql://", "postgres://")):
@@ -49,6 +51,7 @@ class StoreSection(Section, frozen=True):
         at_least("store.group_limit", self.group_limit, 1)
         at_least("store.history_mebibytes", self.history_mebibytes, 1)
         at_least("store.history_days", self.history_days, 0.05)
+        at_least("store.level_delay_seconds", self.level_delay_seconds, 0)
 
 
 class AuditSection(Section, frozen=True):

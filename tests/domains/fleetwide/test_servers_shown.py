@@ -27,6 +27,8 @@ OWN = OwnFacts(
     started_at_ns=NOW_NS - 60 * NS,
     writable=True,
     watchers=3,
+    level=1,
+    supported_level=2,
     report=ServerReport(agents=5, controllers=2),
 )
 ACTIVE = SeenServer(
@@ -79,6 +81,7 @@ def test_the_answering_server_tells_of_itself_what_the_database_does_not_know() 
     assert (other.id, other.answers, other.state, other.version) == ("two", False, "standby", "1")
     assert (other.revision, other.watchers, other.started_at, other.agents) == (None, None, None, 0)
     assert (other.lag_groups, other.lag_seconds, other.writable) == (3, 0.2, False)
+    assert [(one.level, one.supported_level) for one in (mine, other)] == [(1, 2), (1, 1)]
 
 
 def test_a_standby_tells_what_the_active_server_said_of_itself() -> None:

@@ -274,8 +274,9 @@ async def test_a_database_of_another_schema_is_left_alone(url: str) -> None:
         pass
     connection = await connect(url, {})
     await connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    await connection.execute("UPDATE usable SET oldest_level = 2")
     await connection.close()
-    with pytest.raises(IntegrityError, match="schema 9999, which this version does not know"):
+    with pytest.raises(IntegrityError, match="schema 9999, which programs of level 2 and above can use"):
         await PostgresEngine.open(url)
 
 
@@ -314,7 +315,8 @@ async def _set_back(url: str) -> None:
         await connection.execute("UPDATE alembic_version SET version_num = '0006'")
         await connection.execute("DROP TABLE seats")
         await connection.execute("DROP TABLE heard")
-        for column in ("agents", "controllers", "bus", "bus_connected"):
+        await connection.execute("DROP TABLE usable")
+        for column in ("agents", "controllers", "bus", "bus_connected", "lowest_level", "highest_level"):
             await connection.execute(f"ALTER TABLE servers DROP COLUMN {column}")
         await connection.execute("DROP FUNCTION settle_group")
         await connection.execute("CREATE FUNCTION settle_group(a integer) RETURNS integer RETURN a")
@@ -338,7 +340,7 @@ async def test_a_database_of_an_older_version_is_migrated_once_when_no_server_us
     expected = await _definition(url)
     await _set_back(url)
     await _renewed(url, "now() + interval '1 hour'")
-    with pytest.raises(Unavailable, match=r"from 0006 to 0010 only while no server .* old does"):
+    with pytest.raises(Unavailable, match=r"from 0006 to 0011 only while no server .* old does"):
         await PostgresEngine.open(url)
     async with asyncio.timeout(DEADLINE_SECONDS):
         connection = await connect(url, LOADER)

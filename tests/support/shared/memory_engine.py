@@ -30,6 +30,7 @@ from fleetplane.kernel.store.engine import (
     WriteGroup,
 )
 from fleetplane.kernel.store.servers.engine import Drafting, Renewal
+from fleetplane.kernel.store.servers.level import SUPPORTED, Levels
 from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
 
 R = TypeVar("R")
@@ -73,6 +74,7 @@ class Defects:
 @dataclass(kw_only=True)
 class _Server:
     boot: int = 0
+    levels: Levels = SUPPORTED
     renewed_at_ns: int = 0
 
 
@@ -190,8 +192,9 @@ class MemoryDatabase:
             self._append(replace(self.head.mark, number=before.number + 1), author, b"settled", ())
         return self.outcome(written=False, alive=alive)
 
-    def enlist(self, server: str) -> int:
+    def enlist(self, server: str, levels: Levels = SUPPORTED) -> int:
         row = self.servers.setdefault(server, _Server())
+        row.levels = levels
         row.boot += 1
         row.renewed_at_ns = self._now_ns()
         return row.boot
@@ -206,6 +209,9 @@ class MemoryDatabase:
     def living(self, life_seconds: float) -> dict[str, int]:
         since = self._now_ns() - life_seconds * SECOND_NS
         return {name: row.boot for name, row in self.servers.items() if row.renewed_at_ns > since}
+
+    def supported(self, life_seconds: float) -> list[Levels]:
+        return [self.servers[name].levels for name in self.living(life_seconds)]
 
     def hear(self, channel: str, seconds_ago: Mapping[str, float]) -> None:
         for agent, ago in seconds_ago.items():
@@ -376,8 +382,8 @@ class MemoryEngine:
     async def lineage(self) -> str:
         return self._database.lineage
 
-    async def enlist(self, server: str) -> int:
-        return await self.link.call(lambda: self._database.enlist(server))
+    async def enlist(self, server: str, levels: Levels = SUPPORTED) -> int:
+        return await self.link.call(lambda: self._database.enlist(server, levels))
 
     async def renew(self, author: Author, number: int = 0) -> Renewal:
         del number  # only shown to people
@@ -451,6 +457,9 @@ class MemoryEngine:
 
     async def living(self, life_seconds: float) -> Mapping[str, int]:
         return await self.link.call(lambda: self._database.living(life_seconds))
+
+    async def supported(self, life_seconds: float) -> Sequence[Levels]:
+        return await self.link.call(lambda: self._database.supported(life_seconds))
 
     async def close(self) -> None:
         pass

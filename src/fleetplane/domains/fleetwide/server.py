@@ -234,6 +234,8 @@ class FleetwideDomain:
             started_at_ns=self._started_at_ns,
             writable=found.writable,
             watchers=found.watchers,
+            level=found.level,
+            supported_level=found.supported_level,
             report=self._report(),
         )
         return shown(own, self._beside, self._kernel.clock.now_ns())

@@ -77,6 +77,10 @@ class ServerStatusView(Shape, frozen=True):
     """Groups of changes that it had not applied then."""
     lag_seconds: float | None
     """For how long the first of them had been there; null where that is not known."""
+    level: int
+    """Of the store: what may be written, by all servers."""
+    supported_level: int
+    """The highest that this server's release supports."""
     database: DatabaseView
     bus: BusView
 
@@ -109,6 +113,10 @@ class SeenByDatabase(Protocol):
     def controllers(self) -> int: ...
     @property
     def bus(self) -> BusState: ...
+    @property
+    def level(self) -> int: ...
+    @property
+    def supported_level(self) -> int: ...
 
 
 class Roster(Protocol):
@@ -156,6 +164,8 @@ class OwnFacts:
     started_at_ns: int
     writable: bool
     watchers: int
+    level: int
+    supported_level: int
     report: ServerReport
 
 
@@ -187,6 +197,8 @@ def shown(
             silent_since=_silent_since(mine, age, now_ns) if mine is not None else None,
             lag_groups=mine.lag_groups if mine is not None else 0,
             lag_seconds=mine.lag_seconds if mine is not None else 0.0,
+            level=own.level,
+            supported_level=own.supported_level,
             database=database,
             bus=_bus(own.report.bus),
         ),
@@ -212,6 +224,8 @@ def shown(
                 silent_since=_silent_since(one, age, now_ns),
                 lag_groups=one.lag_groups,
                 lag_seconds=one.lag_seconds,
+                level=one.level,
+                supported_level=one.supported_level,
                 database=database,
                 bus=_bus(one.bus),
             ),
@@ -257,7 +271,7 @@ def matters(made: Any) -> object:
         made.spec,
         (status.version, status.state, status.started_at, status.writable, status.agents),
         (status.boot, status.term, status.fresh, status.lag_groups.bit_length()),
-        (status.controllers, status.bus.connected),
+        (status.controllers, status.bus.connected, status.level, status.supported_level),
         (status.database.engine, status.database.size_bytes is None, size),
     )
 
@@ -284,6 +298,8 @@ SERVERS = PublicResource(
         Column(title="STARTED", value=".status.startedAt", type="age"),
         Column(title="TERM", value=".status.term", type="number", wide=True),
         Column(title="BOOT", value=".status.boot", type="number", wide=True),
+        Column(title="LEVEL", value=".status.level", type="number", wide=True),
+        Column(title="SUPPORTS", value=".status.supportedLevel", type="number", wide=True),
         Column(title="CONTROLLERS", value=".status.controllers", type="number", wide=True),
         Column(title="BUS", value=".status.bus.kind", wide=True),
         Column(title="DATABASE", value=".status.database.engine", wide=True),

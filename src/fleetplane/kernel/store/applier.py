@@ -8,21 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import structlog
+
 from fleetplane.kernel.errors import IntegrityError
 from fleetplane.kernel.resources import AnyKind, AnyResource, Key
 from fleetplane.kernel.store import log
 from fleetplane.kernel.store.engine import LoggedGroup, LogRow, Mark
 from fleetplane.kernel.store.group import Group
 from fleetplane.kernel.store.log import Claimed, LogType, SecretChanged
+from fleetplane.kernel.store.servers import level
 from fleetplane.kernel.store.view import View
 from fleetplane.kernel.watch import Event, EventType, Hub
 
+told = structlog.get_logger(__name__)
+
 
 class Applier:
-    def __init__(self, kinds: Mapping[str, AnyKind], view: View, hub: Hub, mark: Mark) -> None:
+    def __init__(
+        self,
+        kinds: Mapping[str, AnyKind],
+        view: View,
+        hub: Hub,
+        mark: Mark,
+        levels: level.Levels = level.SUPPORTED,
+    ) -> None:
         self._kinds = kinds
         self._view = view
         self._hub = hub
+        self._levels = levels
         self.mark = mark
         """Where memory stands."""
         self.secret_changed: Callable[[str], None] = _ignored
@@ -74,6 +87,9 @@ class Applier:
         if kind is None:  # of a newer version: it stays in the database
             return None
         resource, view = kind.decode_logged(row.body), self._view.of(row.kind)
+        if kind is level.LEVEL:  # before anything that was written from it on
+            level.check(level.of(resource), self._levels)
+            told.info("store.level_rose", to=level.of(resource))
         view.revision = row.revision
         if row.type == EventType.DELETED:
             known = (resource.scope, resource.name) in view.live

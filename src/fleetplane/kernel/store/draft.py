@@ -17,7 +17,14 @@ import msgspec
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import AlreadyExists, Conflict, FleetplaneError, InvalidArgument, NotFound
+from fleetplane.kernel.errors import (
+    AlreadyExists,
+    Conflict,
+    FleetplaneError,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
 from fleetplane.kernel.resources import (
     BODY_LIMIT_BYTES,
     AnyKind,
@@ -34,6 +41,7 @@ from fleetplane.kernel.resources import (
     encode,
 )
 from fleetplane.kernel.store.engine import Claim
+from fleetplane.kernel.store.servers import level
 from fleetplane.kernel.watch import Event, EventType
 
 R = TypeVar("R")
@@ -157,6 +165,19 @@ class Draft:
     def _get(self, key: Key) -> AnyResource | None:
         return self._resources[key] if key in self._resources else self._ground.get(key)
 
+    @property
+    def level(self) -> int:
+        """Of the store: fields and kinds that a later one brings must not be written yet."""
+        return level.of(self._ground.get(level.KEY))
+
+    def _check_level(self, kind: AnyKind) -> None:
+        if self.level < kind.since_level:
+            raise Unavailable(
+                f"{kind.name} cannot be written yet: the store is at level {self.level}, and this needs"
+                f" {kind.since_level}",
+                hint="upgrade every server; the level rises once all of them support it",
+            )
+
     def list(self, kind: Kind[SpecT, StatusT], scope: str = "") -> Sequence[Resource[SpecT, StatusT]]:
         return merged(self._ground.list(kind.name, scope), self._resources, kind.name, scope)
 
@@ -183,6 +204,8 @@ class Draft:
         """
         key = Key(kind.name, scope, name)
         check_key(key)
+        if kind.since_level > level.FIRST:
+            self._check_level(kind)
         current = self._get(key)
         _check_expectation(key, current, expect)
         if labels is None:

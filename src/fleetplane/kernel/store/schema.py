@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, String, Table, Text
 
-SCHEMA_REVISION = "0010"
+SCHEMA_REVISION = "0011"
 """The newest migration. A database that says so is opened without loading Alembic."""
 
 METADATA = MetaData()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.store.bells.bus import NatsSettings
+from fleetplane.kernel.store.servers import level
+from fleetplane.kernel.store.servers.level import Levels
 from fleetplane.kernel.watch import WatchLimits
 
-UNBOUNDED = frozenset({"path", "url", "server", "bus", "first_revision", "evidence"})
+UNBOUNDED = frozenset(
+    {"path", "url", "server", "bus", "first_revision", "evidence", "levels", "level_delay_seconds"}
+)
 """Settings that are no limits."""
 
 
@@ -53,11 +57,15 @@ class StoreSettings:
     """Where a new database begins to count; see `lineage.first_revision`."""
     evidence: tuple[Path, ...] = ()
     """Files that there are only where there was a database: with one, a missing database is refused."""
+    levels: Levels = field(default_factory=lambda: level.SUPPORTED)
+    """Of the store that this program can read and write."""
+    level_delay_seconds: float = 600.0
+    """How long all servers that run must have supported a level before it is the store's."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.name not in UNBOUNDED and getattr(self, field.name) <= 0:
-                raise SettingsError(f"{field.name} must be positive", field=field.name)
+        for one in fields(self):
+            if one.name not in UNBOUNDED and getattr(self, one.name) <= 0:
+                raise SettingsError(f"{one.name} must be positive", field=one.name)
         if self.url and not self.server:
             raise SettingsError("a server that shares its database needs a name", field="server")
         if self.path.is_dir():
@@ -78,6 +86,10 @@ class StoreStatistics:
     revision: int
     compacted: int
     """History begins after this revision."""
+    level: int
+    """What may be written; see `servers/level.py`."""
+    supported_level: int
+    """The highest that this program supports."""
     resources: int
     claims: int
     queued: int

@@ -27,7 +27,14 @@ import structlog
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.audit.chain import ACTION_LIMIT_BYTES, ACTOR_LIMIT_BYTES, Head, Row
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import Compacted, FleetplaneError, InvalidArgument, SettingsError, Unavailable
+from fleetplane.kernel.errors import (
+    Compacted,
+    FleetplaneError,
+    IntegrityError,
+    InvalidArgument,
+    SettingsError,
+    Unavailable,
+)
 from fleetplane.kernel.resources import (
     AnyKind,
     AnyResource,
@@ -45,7 +52,8 @@ from fleetplane.kernel.store.companions import Beside, Companion, together
 from fleetplane.kernel.store.draft import Committed, Draft
 from fleetplane.kernel.store.engine import ALONE, Author, Claim, Cut, Engine, LogRow
 from fleetplane.kernel.store.lock import exclusive
-from fleetplane.kernel.store.servers import seat
+from fleetplane.kernel.store.servers import level, seat
+from fleetplane.kernel.store.servers.level import Levels
 from fleetplane.kernel.store.settings import StoreSettings, StoreStatistics
 from fleetplane.kernel.store.transaction import Transaction
 from fleetplane.kernel.store.view import Index, View
@@ -162,6 +170,8 @@ class Store:
                 ):
                     store.exclusive = True
                     keeper.follow(store._recorded)
+                    if store.level < settings.levels.highest:  # nobody else uses the file
+                        await store.rise(settings.levels.highest)
                     yield store
             finally:
                 await engine.close()
@@ -193,22 +203,30 @@ class Store:
         audit_key: bytes = b"",
     ) -> Store:
         """A store that can be read and watched, and written to once it is known as whom."""
-        by_name = _by_name(kinds)
+        by_name = _by_name([*kinds, level.LEVEL])
         unlogged = [name for name, kind in by_name.items() if not kind.is_logged]
         loaded: dict[str, list[AnyResource]] = {name: [] for name in by_name}
+        broken: IntegrityError | None = None
         async with engine.load(list(by_name)) as contents:
             view = View(by_name, contents.kinds, unlogged, contents.first_revision)
             view.claims.update((Claim(*row[:4]), row.owner) for row in contents.claims)
             async for page in contents.resources:
                 for row in page:
-                    loaded[row.kind].append(by_name[row.kind].decode(row.body))
+                    try:
+                        loaded[row.kind].append(by_name[row.kind].decode(row.body))
+                    except IntegrityError as error:  # perhaps of a newer program, which the level tells
+                        broken = broken or error
         for name, resources in loaded.items():
             view.of(name).load(resources)
         mark = contents.mark
+        if mark.number:  # of a new one the level is yet to be written
+            level.check(level.of(view.get(level.KEY)), settings.levels)
+        if broken is not None:
+            raise broken
         store = cls(engine, by_name, view, settings)
         store.lineage = contents.lineage
         store._hub = Hub(store, settings.watch_limits, revision=mark.revision, compacted=mark.compacted)
-        store._applier = Applier(by_name, view, store._hub, mark)
+        store._applier = Applier(by_name, view, store._hub, mark, settings.levels)
         store._writer = Writer(engine, view, store._applier, settings, clock, audit_key)
         store._audit_key = audit_key
         return store
@@ -304,6 +322,32 @@ class Store:
     def revision(self) -> int:
         """The last durable revision; what readers and watchers see."""
         return self._hub.revision
+
+    @property
+    def level(self) -> int:
+        """What may be written. Who decides by it does so inside a transaction: see `Draft.level`."""
+        return level.of(self._view.get(level.KEY))
+
+    @property
+    def levels(self) -> Levels:
+        """That this program supports."""
+        return self._settings.levels
+
+    @property
+    def level_delay_seconds(self) -> float:
+        return self._settings.level_delay_seconds
+
+    async def rise(self, to: int) -> None:
+        """Raise the level: from the next group on, everybody may write what it brings."""
+
+        def change(draft: Draft) -> bool:
+            if draft.level >= to:
+                return False
+            draft.put(level.LEVEL, "", level.NAME, spec=level.LevelSpec(to))
+            return True
+
+        if (await self.transact(change, actor=SYSTEM, action="store.rise", touches=[level.KEY])).value:
+            log.info("store.level_rose", to=to)
 
     def get(self, kind: Kind[SpecT, StatusT], scope: str, name: str) -> Resource[SpecT, StatusT] | None:
         return self._view.of(kind.name).live.get((scope, name))
@@ -592,6 +636,8 @@ class Store:
         return StoreStatistics(
             revision=self.revision,
             compacted=hub.compacted,
+            level=self.level,
+            supported_level=self._settings.levels.highest,
             resources=len(self._view),
             claims=len(self._view.claims),
             queued=writer.queued,

@@ -41,6 +41,7 @@ from fleetplane.kernel.store.engines.postgres_line import (
 )
 from fleetplane.kernel.store.engines.postgres_upgrade import TAKE_LOCK, bring_up_to_date
 from fleetplane.kernel.store.servers.engine import Drafting, Renewal
+from fleetplane.kernel.store.servers.level import SUPPORTED, Levels
 
 READERS = 3
 LOAD_PAGE_ROWS = 1000
@@ -48,7 +49,10 @@ WRITER = {"lock_timeout": "5000", "tcp_user_timeout": "3000", "idle_in_transacti
 """In milliseconds. A lock is waited for longer than it takes to free it from one who went away."""
 READER = {**LOADER, "statement_timeout": "10000", "idle_in_transaction_session_timeout": "1000"}
 
+# Columns by name, always: a newer server may add some while this one runs.
 _CHANGE = ", ".join(LogRow._fields)
+_CLAIMS = f"SELECT {', '.join(ClaimRow._fields)} FROM claims"
+_RESOURCES = f"SELECT {', '.join(ResourceRow._fields)} FROM resources"
 _GROUP = "number, revision, compacted, audit_seq, audit_hash, term, server, boot, group_id, at_ns"
 _HEAD = f"SELECT {_GROUP} FROM groups ORDER BY number DESC LIMIT 1"
 _COMMIT = f"SELECT * FROM commit_group({', '.join(f'${n}' for n in range(1, 44))})"
@@ -65,9 +69,13 @@ class PostgresEngine:
         return "<PostgresEngine>"
 
     @classmethod
-    async def open(cls, url: str, *, first_revision: int = 0) -> Self:
+    async def open(cls, url: str, *, first_revision: int = 0, levels: Levels | None = None) -> Self:
+        """Make or migrate the tables, if that is needed; older servers may run on meanwhile.
+
+        Refuses what a program with these levels cannot use.
+        """
         with translated():
-            await bring_up_to_date(url, first_revision)
+            await bring_up_to_date(url, first_revision, levels or SUPPORTED)
             readers = await asyncpg.create_pool(url, min_size=1, max_size=READERS, server_settings=READER)
         return cls(url, readers)
 
@@ -127,13 +135,16 @@ class PostgresEngine:
 
     # Which server writes.
 
-    async def enlist(self, server: str) -> int:
+    async def enlist(self, server: str, levels: Levels = SUPPORTED) -> int:
         row = await self._seat.row(
-            "INSERT INTO servers (id, boot, renewed_at, version) VALUES ($1, 1, clock_timestamp(), $2)"
+            "INSERT INTO servers (id, boot, renewed_at, version, lowest_level, highest_level)"
+            " VALUES ($1, 1, clock_timestamp(), $2, $3, $4)"
             " ON CONFLICT (id) DO UPDATE SET boot = servers.boot + 1, renewed_at = clock_timestamp(),"
-            " version = excluded.version RETURNING boot",
+            " version = excluded.version, lowest_level = excluded.lowest_level,"
+            " highest_level = excluded.highest_level RETURNING boot",
             server,
             __version__,
+            *levels,
         )
         return int(row["boot"])
 
@@ -169,6 +180,14 @@ class PostgresEngine:
         )
         async with self._reading() as reader:
             return dict(await reader.fetch(query, life_seconds))
+
+    async def supported(self, life_seconds: float) -> Sequence[Levels]:
+        query = (
+            "SELECT lowest_level, highest_level FROM servers"
+            " WHERE renewed_at > clock_timestamp() - make_interval(secs => $1)"
+        )
+        async with self._reading() as reader:
+            return [Levels(*row) for row in await reader.fetch(query, life_seconds)]
 
     # Who was heard. Beside the log: these rows are no part of the store.
 
@@ -241,14 +260,14 @@ class PostgresEngine:
                         lineage=found["lineage"],
                         first_revision=found["first_revision"],
                         kinds=dict(await reader.fetch("SELECT kind, revision FROM kinds")),
-                        claims=[ClaimRow(*row) for row in await reader.fetch("SELECT * FROM claims")],
+                        claims=[ClaimRow(*row) for row in await reader.fetch(_CLAIMS)],
                         resources=_resources(reader, kinds),
                     )
             finally:
                 reader.terminate()
 
     async def resource(self, kind: str, scope: str, name: str) -> ResourceRow | None:
-        query = "SELECT * FROM resources WHERE kind = $1 AND scope = $2 AND name = $3"
+        query = f"{_RESOURCES} WHERE kind = $1 AND scope = $2 AND name = $3"
         async with self._reading() as reader:
             row = await reader.fetchrow(query, kind, scope, name)
             return None if row is None else ResourceRow(*row)
@@ -314,7 +333,7 @@ class PostgresEngine:
 
 
 async def _resources(reader: Any, kinds: Sequence[str]) -> AsyncGenerator[Sequence[ResourceRow], None]:
-    cursor = await reader.cursor("SELECT * FROM resources WHERE kind = ANY($1)", list(kinds))
+    cursor = await reader.cursor(f"{_RESOURCES} WHERE kind = ANY($1)", list(kinds))
     while page := await cursor.fetch(LOAD_PAGE_ROWS):
         yield [ResourceRow(*row) for row in page]
 

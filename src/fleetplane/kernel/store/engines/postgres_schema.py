@@ -145,19 +145,23 @@ END $$
 """
 
 FUNCTIONS = {"commit_group": COMMIT_GROUP, "settle_group": SETTLE_GROUP, "take_over": TAKE_OVER}
-"""Made anew with every change of the schema: they are of the version that runs, and no data."""
+"""Made anew with every change of the schema: they are of the newest version, and no data."""
 
 SERVERS = """
 CREATE TABLE servers (
  id text PRIMARY KEY, boot bigint NOT NULL, renewed_at timestamptz NOT NULL,
  version text NOT NULL DEFAULT '', number bigint NOT NULL DEFAULT 0,
  agents bigint NOT NULL DEFAULT 0, controllers bigint NOT NULL DEFAULT 0,
- bus text NOT NULL DEFAULT 'none', bus_connected boolean NOT NULL DEFAULT false
+ bus text NOT NULL DEFAULT 'none', bus_connected boolean NOT NULL DEFAULT false,
+ lowest_level integer NOT NULL DEFAULT 1, highest_level integer NOT NULL DEFAULT 1
 ) WITH (fillfactor = 50)
 """
 
 SEATS = "CREATE TABLE seats (term bigint PRIMARY KEY, server text NOT NULL, boot bigint NOT NULL)"
 """One row for each taking over: who has the highest term has the seat."""
+
+USABLE = ("CREATE TABLE usable (oldest_level integer NOT NULL)", "INSERT INTO usable VALUES (1)")
+"""One row: programs whose highest level is this or above can use the tables, whichever schema they know."""
 
 HEARD = """
 CREATE TABLE heard (channel text NOT NULL, agent text NOT NULL, at timestamptz NOT NULL,
@@ -183,4 +187,4 @@ def statements() -> list[str]:
         made.append(str(CreateTable(table).compile(dialect=dialect)))
         made += [str(CreateIndex(index).compile(dialect=dialect)) for index in table.indexes]
     made.append("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
-    return [*made, SERVERS, SEATS, HEARD, *TUNING, *FUNCTIONS.values()]
+    return [*made, SERVERS, SEATS, *USABLE, HEARD, *TUNING, *FUNCTIONS.values()]

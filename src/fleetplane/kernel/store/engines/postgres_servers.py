@@ -15,13 +15,16 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.store.bells.bus import NO_BUS, BusKind, BusState
 from fleetplane.kernel.store.engines.postgres_line import connect, translated
+from fleetplane.kernel.store.engines.postgres_upgrade import stored_level
+from fleetplane.kernel.store.servers.level import FIRST
 from fleetplane.kernel.store.servers.report import ServerReport
 from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
 
 log = structlog.get_logger(__name__)
 
 _LIST = """
-SELECT s.*, t.term, h.number AS head,
+SELECT s.id, s.boot, s.version, s.number, s.agents, s.controllers, s.bus, s.bus_connected, s.highest_level,
+ t.term, h.number AS head,
  CASE WHEN s.renewed_at > 'epoch' THEN extract(epoch FROM clock_timestamp() - s.renewed_at)::float8 END
   AS silent,
  coalesce(t.server = s.id AND t.boot = s.boot, false) AS leads,
@@ -73,6 +76,10 @@ class SeenServer:
     controllers: int = 0
     """Controllers that it held, likewise."""
     bus: BusState = NO_BUS
+    level: int = FIRST
+    """Of the store: what may be written."""
+    supported_level: int = FIRST
+    """The highest that this server's program supports."""
 
 
 def state(*, leads: bool, silent_seconds: float | None) -> ServerState:
@@ -93,6 +100,7 @@ async def seen(url: str) -> Sequence[SeenServer]:
 
 async def _listed(connection: Any) -> Sequence[SeenServer]:
     found: list[SeenServer] = []
+    current = await stored_level(connection)
     for row in await connection.fetch(_LIST):
         now = state(leads=row["leads"], silent_seconds=row["silent"])
         is_active = now is ServerState.ACTIVE
@@ -107,6 +115,8 @@ async def _listed(connection: Any) -> Sequence[SeenServer]:
                 silent_seconds=row["silent"],
                 lag_groups=0 if is_active else max(0, row["head"] - row["number"]),
                 lag_seconds=0.0 if is_active else lag,
+                level=current,
+                supported_level=row["highest_level"],
                 **_said(row, now),
             )
         )

@@ -20,10 +20,24 @@ def configuration(connection: Connection | None = None) -> Config:
     return config
 
 
+def is_known(found: str) -> bool:
+    """Whether this version made the schema, or an older one did."""
+    scripts = ScriptDirectory.from_config(configuration())
+    return found in {script.revision for script in scripts.walk_revisions()}
+
+
+def oldest_levels(found: str | None) -> list[int | None]:
+    """Of each step that is missing: which level programs must support to use what it leaves behind.
+
+    None of one that does not say: no server may run meanwhile.
+    """
+    missing = ScriptDirectory.from_config(configuration()).iterate_revisions("head", found or "base")
+    return [getattr(script.module, "oldest_level", None) for script in missing]
+
+
 def check_known(found: str | None) -> None:
     """Refuse a schema that a newer version made."""
-    known = {script.revision for script in ScriptDirectory.from_config(configuration()).walk_revisions()}
-    if found is not None and found not in known:
+    if found is not None and not is_known(found):
         raise IntegrityError(
             f"the database has schema {found}, which this version does not know",
             hint="run the version that wrote it, or a newer one",

@@ -15,6 +15,7 @@ from fleetplane.kernel.store.engine import (
     ResourceRow,
     WriteGroup,
 )
+from fleetplane.kernel.store.servers.level import SUPPORTED, Levels
 
 Drafting = Callable[[GroupPage], Awaitable[WriteGroup | None]]
 """Given what the log has after the asked number, up to its end; returns what to write, if anything."""
@@ -31,8 +32,9 @@ class Renewal:
 
 
 class SharedEngine(Engine, Protocol):
-    async def enlist(self, server: str) -> int:
-        """Say that a process of this server begins; returns its boot number. Earlier boots have ended."""
+    async def enlist(self, server: str, levels: Levels = SUPPORTED) -> int:
+        """Say that a process of this server begins, and which levels of the store it supports; returns its
+        boot number. Earlier boots have ended."""
         ...
 
     async def renew(self, author: Author, number: int = 0) -> Renewal:
@@ -61,6 +63,10 @@ class SharedEngine(Engine, Protocol):
 
     async def living(self, life_seconds: float) -> Mapping[str, int]:
         """Servers that renewed within `life_seconds`, each with its boot."""
+        ...
+
+    async def supported(self, life_seconds: float) -> Sequence[Levels]:
+        """The levels of each server that renewed within `life_seconds`."""
         ...
 
     async def hear(self, channel: str, seconds_ago: Mapping[str, float]) -> None:

@@ -29,7 +29,9 @@ async def opened(
 
     Refuses a database that is older than what this server has seen, as the mark in its data directory says.
     """
-    engine = await PostgresEngine.open(settings.url, first_revision=settings.first_revision)
+    engine = await PostgresEngine.open(
+        settings.url, first_revision=settings.first_revision, levels=settings.levels
+    )
     try:
         beside = lineage.MarkFile(settings.path)
         recorded = beside.read()

@@ -15,6 +15,7 @@ from fleetplane.kernel.store.bells.doorbell import Doorbell
 from fleetplane.kernel.store.engine import Author
 from fleetplane.kernel.store.servers.engine import SharedEngine
 from fleetplane.kernel.store.servers.follower import Follower
+from fleetplane.kernel.store.servers.level_keeper import LevelKeeper
 from fleetplane.kernel.store.servers.read_index import ReadIndex
 from fleetplane.kernel.store.servers.seat import Seat
 from fleetplane.kernel.store.servers.time import DatabaseClock
@@ -53,7 +54,7 @@ class Standby:
         bus: Bus | None = None,
     ) -> Standby:
         kinds = list(kinds)
-        boot = await engine.enlist(server)
+        boot = await engine.enlist(server, settings.levels)
         time = DatabaseClock(clock)
         store = await Store.loaded(engine, settings, kinds=kinds, clock=time, audit_key=audit_key)
         store.shared = True
@@ -102,7 +103,11 @@ class Standby:
         self.store.succeeds = self.seat.has_stood_by
         if not turn.done():
             turn.set_result(None)
-        await first(self.seat.keep, self.seat.watch, self.seat.follow)
+        await first(self.seat.keep, self.seat.watch, self.seat.follow, self._rise)
+
+    async def _rise(self) -> None:
+        """See that the level rises once every server supports it, for as long as this one is active."""
+        await LevelKeeper(self.store, delays=self.seat.author.term > 1).run()
 
 
 @asynccontextmanager
