@@ -129,6 +129,7 @@ class RolloutRoutes:
                 method="POST",
                 path="/rollout-plans",
                 handler=self.plan,
+                needs=Needs.WRITES,
                 tag=_TAG,
                 permission=ROLL_OUT,
                 summary="Tell which targets would be in which wave, without starting anything",

@@ -54,7 +54,7 @@ from fleetplane.kernel.reconcile.metrics import ReconcileCollector
 from fleetplane.kernel.sessions.metrics import SessionCollector
 from fleetplane.kernel.store.bells.bus import NO_BUS
 from fleetplane.kernel.store.servers.report import ServerReport
-from fleetplane.rpc import Authentication, Authenticator, service_rows
+from fleetplane.rpc import Authentication, Authenticator, Needs, service_rows
 from fleetplane.sections.rollouts import RolloutSettings
 from fleetplane.web.console import console_mounts
 from fleetplane.web.ops import Mount
@@ -77,7 +77,12 @@ BLUEPRINT = Blueprint(
         row
         for service, reads in _SERVICES
         for row in service_rows(
-            service, MANAGE, listener=LISTENER, authentication=Authentication.LOCAL, reads=reads
+            service,
+            MANAGE,
+            listener=LISTENER,
+            authentication=Authentication.LOCAL,
+            reads=reads,
+            needs=Needs.WRITES,
         )
     ),
     grants={Role("local"): (Grant(permission=MANAGE),), **GRANTS},
