@@ -168,7 +168,7 @@ def test_balancer_and_nats_of_compose(compose: dict[str, Any], tmp_path: Path) -
     check_balancer(text, tmp_path)
     ports = default_ports()
     assert bound_ports(text) == {**ports, "reads": 8081}
-    assert asked_for_everything(text) == {"web", "operator"}
+    assert asked_for_everything(text) == {"web"}
     for name, port in {**ports, "reads": ports["web"]}.items():
         backend = text.split(f"\nbackend {name}\n")[1].split("\nfrontend ")[0]
         assert re.findall(r"server (\S+) (\S+)", backend) == [
@@ -274,7 +274,7 @@ def test_services_lead_to_the_ready_and_to_the_readable(helm: Path, tmp_path: Pa
     text = config["data"]["haproxy.cfg"]
     check_balancer(text, tmp_path)
     assert bound_ports(text) == ports
-    assert asked_for_everything(text) == {"web", "operator"}
+    assert asked_for_everything(text) == {"web"}
     name = "fleet-fleetplane-2.fleet-fleetplane-servers.ops.svc.cluster.local"
     assert f"server s2 {name}:{ports['edge']}" in text
 

@@ -43,7 +43,7 @@ def with_three(work: Callable[[list[Errands], list[Store], list[str]], Any]) -> 
         async with three_stores(KINDS) as stores, asyncio.TaskGroup() as tasks:
             done: list[str] = []
             made = [errands(store, done) for store in stores]
-            running = tasks.create_task(made[0].run())
+            running = tasks.create_task(made[0].run_active())
             with stores[1].writing_here():
                 await work(made, list(stores), done)
             running.cancel()
@@ -121,7 +121,7 @@ def test_the_successor_of_an_active_server_that_died_answers_what_it_was_asked()
                 return about
 
             made.does("slow", slow)
-            await made.run()
+            await made.run_active()
 
         async with virtual_servers(KINDS, here=here, active=active) as servers:
             one = await servers.start("one")

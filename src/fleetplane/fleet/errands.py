@@ -87,7 +87,7 @@ class Errands:
 
     async def ask(self, what: str, about: str, *, seconds: float) -> str:
         """What the active server answers; raises what it raises, or `Unavailable` if it does not answer."""
-        if self._store.elsewhere is None:
+        if self._store.leads:
             return await self._doing[what](about)
         if len(about.encode()) > ABOUT_LIMIT_BYTES:
             raise ResourceExhausted(f"more than {ABOUT_LIMIT_BYTES} bytes are asked about")
@@ -147,7 +147,7 @@ class Errands:
 
     # Doing.
 
-    async def run(self) -> None:
+    async def run_active(self) -> None:
         """Do what other servers ask for, until cancelled: for the active server."""
         turns = asyncio.Semaphore(AT_ONCE)
         async with asyncio.TaskGroup() as tasks:

@@ -33,11 +33,17 @@ class Place:
     standby: WaitingServer
     registration: str
     agent: str
+    operator: str
     """Listeners of the standby."""
+    active_operator: str
     servers: tuple[str, str]
     """Web addresses: the active one, the standby."""
     bearer: dict[str, str]
     document: Path
+
+    @property
+    def standby_data(self) -> Path:
+        return self.data.with_name("two")
 
     @property
     def folder(self) -> Path:
@@ -116,8 +122,8 @@ def agent_at_standby(folder: Path, postgres: PostgresServer, *, more: str = "") 
         "FLEETPLANE_IDENTITY__MASTER_KEY": base64.b64encode(secrets.token_bytes(32)).decode(),
         "FLEETPLANE_INSTANCES__DIRECTORY": str(folder / "objects"),
     }
-    web, registration, agent = (f"127.0.0.1:{free_port()}" for _ in range(3))
-    places = {"web": web, "registration": registration, "agent": agent}
+    web, registration, agent, operator = (f"127.0.0.1:{free_port()}" for _ in range(4))
+    places = {"web": web, "registration": registration, "agent": agent, "operator": operator}
     at = [word for name, place in places.items() for word in ("--set", f"listeners.{name}.addresses={place}")]
     data = folder / "one"
     with _ending_instances_of(data), running_server(data, *ONLY, environment=environment) as one:
@@ -130,6 +136,8 @@ def agent_at_standby(folder: Path, postgres: PostgresServer, *, more: str = "") 
                 standby=two,
                 registration=registration,
                 agent=agent,
+                operator=operator,
+                active_operator=one.listeners["operator"][0].removeprefix("https://"),
                 servers=(one.web, f"http://{web}"),
                 bearer={"authorization": f"Bearer {made.out.strip().splitlines()[-1]}"},
                 document=folder / "objects" / "shard" / "local" / "config.jsonc",

@@ -51,6 +51,7 @@ from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.objects import LocalObjects
 from fleetplane.kernel.reconcile import Explanations
+from fleetplane.kernel.reconcile.explanation import Finding
 from fleetplane.kernel.store import Store, StoreSettings
 from fleetplane.rpc import (
     Authentication,
@@ -347,6 +348,10 @@ async def operator_rig(
             event_generation=lambda tenant: (generations or {}).get(tenant, "second"),
         )
         explanations = Explanations()
+
+        async def findings(key: str) -> list[Finding]:
+            return explanations.about(key) if key else explanations.all()
+
         secrets = Secrets(objects, master)
         place: list[str] = []
         revocations = Revocations(store, clock)
@@ -356,7 +361,7 @@ async def operator_rig(
             authority=authority,
             nonces=nonces,
             secrets=secrets,
-            explanations=explanations,
+            findings=findings,
             clock=clock,
             reports=reports,
             operator_address=lambda: place[0],

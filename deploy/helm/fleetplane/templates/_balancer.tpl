@@ -22,7 +22,7 @@ frontend {{ $listener }}
   bind :{{ $port }}
   default_backend {{ $listener }}
 backend {{ $listener }}
-{{- if not (has $listener (list "web" "operator")) }}
+{{- if ne $listener "web" }}
   balance leastconn
   http-check send meth GET uri /readyz/reads ver HTTP/1.1 hdr Host fleetplane
 {{- end }}

@@ -52,7 +52,7 @@ def tenant_in(scope: str) -> str:
 
 def find_group(domain: InstanceParts, draft: Draft, scope: str, name: str) -> AnyResource | None:
     """As the configuration and a draft say together; one that operators must not know of is not there."""
-    tenant, configuration = tenant_in(scope), domain.groups.configuration
+    tenant, configuration = tenant_in(scope), domain.groups.configuration_in(draft)
     if configuration is None:
         return None
     written = draft.get(GROUP, tenant_scope(tenant), name)
@@ -67,7 +67,7 @@ def find_group(domain: InstanceParts, draft: Draft, scope: str, name: str) -> An
 def put_group(call: WriteCall) -> AnyResource:
     """Make a group, or set what may be set of one."""
     domain: InstanceParts = call.domain
-    tenant, configuration = tenant_in(call.scope), domain.groups.required()
+    tenant, configuration = tenant_in(call.scope), domain.groups.required_in(call.draft)
     found = call.draft.get(GROUP, tenant_scope(tenant), call.name)
     before = GroupOverride() if found is None else found.spec
     wanted = override_of(configuration, tenant, call.name, call.spec, before)
@@ -187,6 +187,7 @@ WRITERS: Mapping[str, Writable] = {
         delete=delete_group,
         kind=GROUP,
         rank=40,
+        anywhere=True,
         exported=lambda stored: stored.revision > 0,
         disturbs=disturbs,
     )

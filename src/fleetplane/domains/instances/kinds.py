@@ -220,6 +220,15 @@ class HeardReport(msgspec.Struct, frozen=True, kw_only=True):
     report: Report
 
 
+class Complaint(msgspec.Struct, frozen=True, kw_only=True):
+    """An error that operators of a tenant are told, and when it came last."""
+
+    group: str
+    instance: str
+    text: str
+    at_ns: int
+
+
 class ImageFound(msgspec.Struct, frozen=True, kw_only=True):
     """What the provider said for the filters of an image."""
 
@@ -228,7 +237,13 @@ class ImageFound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InForce(msgspec.Struct, frozen=True, kw_only=True):
+    """The document that is in force, and what the storage said of it when it was read."""
+
     etag: str
+    path: str = ""
+    modified_at_ns: int = 0
+    packed: bytes = b""
+    """The document itself: what the storage has by now is perhaps another, and not in force."""
 
 
 Instance = Resource[InstanceSpec, InstanceStatus]
@@ -246,7 +261,21 @@ REPORT: Kind[HeardReport, Nothing] = Kind("instance-report", HeardReport, Nothin
 IMAGE: Kind[ImageFound, Nothing] = Kind("instance-image", ImageFound, Nothing)
 """By a digest of the image's description, where servers share a database: one of them asks the provider, and
 all make files."""
+COMPLAINT: Kind[Complaint, Nothing] = Kind("instance-error", Complaint, Nothing)
+"""By a digest of what it says, where servers share a database: all of them tell of it."""
 CONFIGURATION: Kind[InForce, Nothing] = Kind("instance-configuration", InForce, Nothing)
-"""Which document is in force, by shard, where servers share a database."""
+"""The document that is in force, by shard, where servers share a database."""
 
-KINDS = (INSTANCE, GROUP, TENANT, PUBLIC_KEY, OPERATOR, NONCE, SECRET, REPORT, IMAGE, CONFIGURATION)
+KINDS = (
+    INSTANCE,
+    GROUP,
+    TENANT,
+    PUBLIC_KEY,
+    OPERATOR,
+    NONCE,
+    SECRET,
+    REPORT,
+    IMAGE,
+    COMPLAINT,
+    CONFIGURATION,
+)

@@ -100,7 +100,7 @@ class GroupTemplates:
 
     def _overridden(self, draft: Draft, key: Key) -> bytes | None:
         override = draft.get(GROUP, key.scope, key.name)
-        configuration = self._groups.required()
+        configuration = self._groups.required_in(draft)
         tenant = key.scope.removeprefix("tenant/")
         try:
             found = effective(configuration, tenant, key.name, override.spec if override else None)

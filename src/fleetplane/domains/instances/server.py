@@ -17,6 +17,7 @@ from fleetplane.domains.instances.content.downloads import Downloads
 from fleetplane.domains.instances.content.files import Addresses, FileMaker, Secrets
 from fleetplane.domains.instances.content.images import Images
 from fleetplane.domains.instances.controllers.assembly import Machinery
+from fleetplane.domains.instances.controllers.on_behalf import OnBehalf
 from fleetplane.domains.instances.controllers.provider_switch import Infrastructure, ProviderPlace
 from fleetplane.domains.instances.credentials import ClientRole, anonymous, authenticator, with_tokens
 from fleetplane.domains.instances.desired import WRITERS
@@ -37,6 +38,7 @@ from fleetplane.domains.instances.providers.contract import Provider
 from fleetplane.domains.instances.records.drains import RequestedDrains
 from fleetplane.domains.instances.records.groups import Groups, SilencePolicy
 from fleetplane.domains.instances.records.instances import Instances
+from fleetplane.domains.instances.records.intents import Intents
 from fleetplane.domains.instances.records.listener_activity import Activity
 from fleetplane.domains.instances.records.reports import Reports
 from fleetplane.domains.instances.releases import AUDIENCE
@@ -47,6 +49,7 @@ from fleetplane.domains.instances.rest.remote import RemoteCalls
 from fleetplane.domains.instances.rollout import GroupTemplates
 from fleetplane.domains.instances.rules import quotas
 from fleetplane.domains.instances.rules.workload import SERVER_NAME
+from fleetplane.fleet.errands import ERRAND, Errands
 from fleetplane.fleet.explain import ExplainedKind, Explainer, TokenReaders
 from fleetplane.fleet.figures import FigureKeeper
 from fleetplane.fleet.freeze import Freezable
@@ -57,7 +60,7 @@ from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
 from fleetplane.gen.fleetplane.instances.v1 import renewal_pb2
 from fleetplane.gen.nstance.v1 import agent_pb2, operator_pb2, registration_pb2
 from fleetplane.kernel.access import Grant, Permission, Role, built_in_grants
-from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument, NotFound
+from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.objects import Objects
@@ -102,7 +105,7 @@ _RULES: Mapping[str, tuple[Authentication, Permission | None, Rate | None]] = {
 
 BLUEPRINT = Blueprint(
     name="instances",
-    kinds=(*KINDS, *ROLLOUT_KINDS),
+    kinds=(*KINDS, *ROLLOUT_KINDS, ERRAND),
     keeps_telemetry=True,
     methods=tuple(
         row
@@ -115,7 +118,7 @@ BLUEPRINT = Blueprint(
             authentication=authentication,
             rate=rate,
             reads=("ListFreezes",) if service is _ADMIN else (),
-            needs=Needs.WRITES if listener in (REGISTRATION, AGENT) else Needs.ACTIVE,
+            needs=Needs.WRITES,
         )
     ),
     grants={
@@ -211,7 +214,7 @@ class InstanceDomain:
         self._reports = Reports(kernel.clock, kernel.store)
         places = Whereabouts(kernel.store, kernel.clock, channel=PLACES)
         self._activity = Activity(kernel.clock)
-        self.errors = self._errors = ErrorFeed(kernel.clock)
+        self.errors = self._errors = ErrorFeed(kernel.clock, kernel.store)
         self._explanations = Explanations()
         self.store = kernel.store
         self.groups = self._groups = Groups(
@@ -246,6 +249,22 @@ class InstanceDomain:
             make=self._made,
             clock=kernel.clock,
             brought=provider,
+        )
+        self._errands = Errands(kernel.store, kernel.clock, channel=BLUEPRINT.name)
+        on_behalf = OnBehalf(
+            kernel.store,
+            self._errands,
+            self._groups,
+            self._instances,
+            Intents(
+                self._instances,
+                self._groups,
+                nonces,
+                kernel.clock,
+                provider_kind=self._infrastructure.kind_of,
+            ),
+            self._explanations,
+            machinery=lambda: self._machinery,
         )
         self.drains = RequestedDrains(self._instances, self._groups, kernel.clock)
         self.operator_groups = OperatorGroups(kernel.store, self._groups)
@@ -293,8 +312,8 @@ class InstanceDomain:
             authority=kernel.authority,
             clock=kernel.clock,
             look_at=self.look_at,
-            create_on_demand=self._create_on_demand,
-            provider_status=self._provider_status,
+            create_on_demand=on_behalf.create,
+            provider_status=on_behalf.status,
             errors=self._errors,
             activity=self._activity,
             event_generation=self._event_generation,
@@ -306,7 +325,7 @@ class InstanceDomain:
             authority=kernel.authority,
             nonces=nonces,
             secrets=secrets,
-            explanations=self._explanations,
+            findings=on_behalf.findings,
             clock=kernel.clock,
             revocations=self._revocations,
             reports=self._reports,
@@ -329,7 +348,7 @@ class InstanceDomain:
             Service(listener=ADMIN, descriptor=_AUTHORITY, servicer=authorities),
         )
         overview = Overview(
-            kernel.store, self._instances, self._groups, self._reports, self._explanations, kernel.clock
+            kernel.store, self._instances, self._groups, self._reports, on_behalf.findings, kernel.clock
         )
         self.readers = TokenReaders(kernel.door, access.GRANTS)
         self.explainers: Mapping[str, Explainer] = {
@@ -399,12 +418,14 @@ class InstanceDomain:
     # Life.
 
     async def prepare_here(self) -> None:
-        """Nothing: which configuration is in force is followed."""
+        """Nothing: which document is in force is read in the store."""
 
     async def take_over(self) -> None:
-        """Put the stored configuration in force, if there is a good one."""
+        """Put the document of the storage in force, if there is a good one and no other server was active."""
         await self.rest.family.take_over()
         self._reports.take_over()
+        if self.store.succeeds and self._groups.loaded is not None:
+            return  # nobody has asked for another than the one that is in force
         try:
             await self._groups.refresh()
         except NotFound:
@@ -416,21 +437,23 @@ class InstanceDomain:
         self._bound = addresses
 
     async def run_here(self) -> None:
-        """Agents, where they may be at several servers."""
-        if not self.store.shared:
-            return
+        """Operators, and agents where they may be at several servers."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._groups.follow(), name="instances/configuration")
-            tasks.create_task(self._anywhere.run_here(), name="instances/here")
+            tasks.create_task(self._operators.run(), name="instances/operators")
+            tasks.create_task(self._errors.run_here(), name="instances/errors")
+            if self.store.shared:
+                tasks.create_task(self._groups.follow(), name="instances/configuration")
+                tasks.create_task(self._anywhere.run_here(), name="instances/agents")
 
     async def run_active(self) -> None:
-        """Keep groups as they should be, tell operators of them, and sweep."""
+        """Keep groups as they should be, answer other servers, and sweep."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._operators.run())
             tasks.create_task(self._run_machinery())
             tasks.create_task(self.templates.run(), name="instances/templates")
             tasks.create_task(self.rest.family.run_active(), name="instances/rest")
             if self.store.shared:
+                tasks.create_task(self._errands.run_active(), name="instances/errands")
+                tasks.create_task(self._errors.run_active(), name="instances/errors")
                 tasks.create_task(self._anywhere.run_for_all(self._agent_went), name="instances/everywhere")
 
     async def _run_machinery(self) -> None:
@@ -494,11 +517,6 @@ class InstanceDomain:
     def _machinery(self) -> Machinery | None:
         return self._infrastructure.machinery
 
-    def _required(self) -> Machinery:
-        if self._machinery is None:
-            raise FailedPrecondition("no configuration is in force, so no provider can make instances")
-        return self._machinery
-
     def _held(self) -> int:
         return 0 if self._machinery is None else self._machinery.controller.held
 
@@ -513,27 +531,3 @@ class InstanceDomain:
 
     def _event_generation(self, tenant: str) -> str:
         return "first" if tenant in self._options.first_generation_tenants else "second"
-
-    async def _provider_status(self, instance: Instance) -> str:
-        return await self._required().observations.look_at(instance)
-
-    async def _create_on_demand(
-        self,
-        tenant: str,
-        group: str,
-        *,
-        name: str,
-        template: str,
-        instance_type: str,
-        subnet_pool: str,
-        vars: Mapping[str, str],  # noqa: A002  (the wire's own name)
-        actor: str,
-    ) -> Instance:
-        machinery = self._required()
-        view = self._groups.view(tenant, group)
-        if view is None:
-            raise NotFound(f"group {group!r} is not known", field="config.group")
-        chosen = self._groups.chosen(
-            view, template=template, instance_type=instance_type, subnet_pool=subnet_pool, variables=vars
-        )
-        return await machinery.launcher.create(chosen, name=name, on_demand=True, actor=actor, variables=vars)

@@ -405,7 +405,7 @@ async def test_a_nonce_that_is_signed_again_with_the_next_key_is_the_same_nonce(
         machinery = place.domain._machinery
         assert machinery is not None
         assert instance.status is not None
-        again = machinery.launcher._nonce(instance.name, TENANT, instance.spec, instance.status)
+        again = machinery.intents.nonce(instance.name, TENANT, instance.spec, instance.status)
         assert again != request.nonce
         first = await place_agent(place, request)
         (first.identity_dir / "nonce.jwt").write_text(again)

@@ -22,6 +22,7 @@ from fleetplane.domains.instances.kinds import Instance
 from fleetplane.domains.instances.providers.contract import Provider
 from fleetplane.domains.instances.records.groups import Groups
 from fleetplane.domains.instances.records.instances import Instances
+from fleetplane.domains.instances.records.intents import Intents
 from fleetplane.domains.instances.records.reports import Reports
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import Clock
@@ -68,11 +69,14 @@ class Machinery:
         )
         self.observations = Observations(guarded, clock)
         nat = NatKeeper(guarded, instances, groups, reports, clock)
+        self.intents = Intents(
+            instances, groups, nonces, clock, provider_kind=lambda _configuration: provider.kind
+        )
         self.launcher = Launcher(
             instances=instances,
             groups=groups,
             provider=guarded,
-            nonces=nonces,
+            intents=self.intents,
             authority=authority,
             files=files,
             addresses=addresses,

@@ -1,8 +1,6 @@
-"""Making instances: an id, a record, a nonce, and then the provider.
+"""Making instances: the record, and then the provider.
 
-The record comes first, so that nothing exists outside that is not written down. The nonce can be
-signed again to the letter from what the record keeps: when the answer of the provider was lost,
-the machine already holds that nonce, and no other would let its agent in.
+The record comes first (`records/intents.py`), so that nothing exists outside that is not written down.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from fleetplane.domains.instances import credentials, ids
 from fleetplane.domains.instances.configuration import Configuration, rendering
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup
 from fleetplane.domains.instances.content.downloads import Downloads
@@ -21,25 +18,20 @@ from fleetplane.domains.instances.content.images import Images
 from fleetplane.domains.instances.content.user_data import user_data
 from fleetplane.domains.instances.controllers.nat import NatKeeper
 from fleetplane.domains.instances.controllers.provider_guard import GuardedProvider
-from fleetplane.domains.instances.credentials import ClientRole
-from fleetplane.domains.instances.kinds import Drain, Instance, InstanceSpec, InstanceStatus, tenant_of
+from fleetplane.domains.instances.kinds import Instance, InstanceStatus, tenant_of
 from fleetplane.domains.instances.providers.contract import Created, CreateRequest
-from fleetplane.domains.instances.records.groups import Groups, GroupView
+from fleetplane.domains.instances.records.groups import GroupBasis, Groups, GroupView
 from fleetplane.domains.instances.records.instances import SERVER, Instances
+from fleetplane.domains.instances.records.intents import Intents
 from fleetplane.domains.instances.rules import quotas
-from fleetplane.domains.instances.rules.decide import Cause
 from fleetplane.domains.instances.rules.names import named_by_provider
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
     FailedPrecondition,
     FleetplaneError,
-    InvalidArgument,
     ResourceExhausted,
 )
 from fleetplane.kernel.identity import Authority
-from fleetplane.kernel.identity.enrolment import digest
-from fleetplane.kernel.identity.signing import SigningKeys
-from fleetplane.kernel.values.times import NS
 
 JTI_BYTES = 16
 SPOT_REPORT_SECONDS = 10.0
@@ -55,7 +47,7 @@ class Launcher:
         instances: Instances,
         groups: Groups,
         provider: GuardedProvider,
-        nonces: SigningKeys,
+        intents: Intents,
         authority: Authority,
         files: FileMaker,
         addresses: Callable[[], Addresses],
@@ -67,7 +59,7 @@ class Launcher:
         self._instances = instances
         self._groups = groups
         self._provider = provider
-        self._nonces = nonces
+        self._intents = intents
         self._authority = authority
         self._files = files
         self._addresses = addresses
@@ -97,56 +89,37 @@ class Launcher:
         public_ipv4: str = "",
         place: str = "",
         replaces: str = "",
+        basis: GroupBasis | None = None,
     ) -> Instance:
         """One more instance of a group."""
-        configuration, group = self._groups.required(), view.group
-        if not serves:
-            self._take_place(group.tenant)
-        limit_seconds = configuration.shard.create_rate_limit_seconds
-        self._next_creation = self._clock.monotonic() + limit_seconds
-        now_ns, named = self._clock.now_ns(), bool(name)
-        if name:
-            if ids.decode(name)[0] != group.prefix:
-                raise InvalidArgument(f"instance_id must begin with {group.prefix!r}", field="instance_id")
-        else:
-            name = ids.generate(group.prefix, now_ns // 1_000_000, self._clock.token_bytes(ids.RANDOM_BYTES))
-        subnet = await self._subnet(group)
-        self._nat.require(group.tenant, group.key, subnet)
-        spec = InstanceSpec(
-            cluster=configuration.cluster.id,
-            shard=configuration.shard.id,
-            group=group.key,
-            template=group.template,
-            prefix=group.prefix,
+        self._count_creation()
+        subnet = await self._subnet(view.group)
+        self._nat.require(view.group.tenant, view.group.key, subnet)
+        instance = await self._intents.record(
+            view,
+            name=name,
             on_demand=on_demand,
-            arch=group.arch,
-            instance_type=instance_type or group.instance_type,
+            actor=actor,
+            instance_type=instance_type,
+            variables=variables,
             subnet=subnet,
-            vars=dict(variables or {}),
-            infra_hash=view.infra_hash,
-            runtime_hash=view.runtime_hash,
-            provider=self._provider.kind,
             serves=serves,
             public_ipv4=public_ipv4,
             place=place,
             replaces=replaces,
+            basis=basis,
         )
-        status = self._with_nonce(
-            name,
-            group.tenant,
-            spec,
-            configuration,
-            nonce_id=self._clock.token_bytes(JTI_BYTES).hex(),
-            issued_at_seconds=now_ns // NS,
-        )
-        instance = await self._instances.record(group.tenant, name, spec, status, actor=actor)
         try:
-            return await self.provision(group.tenant, instance.name)
+            return await self.provision(view.group.tenant, instance.name)
         except FleetplaneError:
-            if on_demand and not named:
+            if on_demand and not name:
                 # Its caller does not know it and will ask for another: this one must not come as well.
-                await self._instances.step(group.tenant, name, _given_up, action="deleting")
+                await self._intents.give_up(instance)
             raise
+
+    def _count_creation(self) -> None:
+        limit_seconds = self._groups.required().shard.create_rate_limit_seconds
+        self._next_creation = self._clock.monotonic() + limit_seconds
 
     async def provision(self, tenant: str, name: str) -> Instance:
         """Ask the provider for a recorded instance; asking again gives the same one."""
@@ -154,6 +127,8 @@ class Launcher:
         view = self._groups.view_of(instance)
         if view is None:
             raise FailedPrecondition(f"group {instance.spec.group!r} is gone")
+        if not instance.spec.subnet and view.group.subnets:
+            instance = await self._placed(instance, view)
         try:
             created = await self._provider.create_instance(await self._request(instance, view))
         except FleetplaneError as error:
@@ -168,50 +143,12 @@ class Launcher:
             raise FailedPrecondition(f"instance {name!r} was given up while it was being made")
         return done
 
-    # The nonce.
-
-    def _with_nonce(
-        self,
-        name: str,
-        tenant: str,
-        spec: InstanceSpec,
-        configuration: Configuration,
-        *,
-        nonce_id: str,
-        issued_at_seconds: int,
-    ) -> InstanceStatus:
-        life_seconds = configuration.shard.garbage_collection.registration_timeout_seconds
-        expires_at_seconds = issued_at_seconds + round(life_seconds)
-        status = InstanceStatus(
-            nonce_id=nonce_id,
-            nonce_issued_at_seconds=issued_at_seconds,
-            nonce_expires_at_ns=expires_at_seconds * NS,
-        )
-        nonce = self._nonce(name, tenant, spec, status)
-        return msgspec.structs.replace(status, nonce_digest=digest(nonce))
-
-    def _nonce(self, name: str, tenant: str, spec: InstanceSpec, status: InstanceStatus) -> str:
-        """The instance's nonce: deterministic for as long as the signing key stays the same."""
-        expires = status.nonce_expires_at_ns // NS
-        began = status.nonce_issued_at_seconds - round(credentials.NONCE_BACKDATE_SECONDS)
-        return credentials.sign_nonce(
-            self._nonces,
-            role=ClientRole.AGENT,
-            subject=name,
-            life_seconds=max(1.0, expires - status.nonce_issued_at_seconds),
-            claims={
-                "iat": began,
-                "nbf": began,
-                "exp": expires,
-                "jti": status.nonce_id,
-                "cluster_id": spec.cluster,
-                "shard": spec.shard,
-                "group": spec.group,
-                "tenant": tenant,
-                "on_demand": spec.on_demand,
-                "config_hash": spec.runtime_hash,
-            },
-        )
+    async def _placed(self, instance: Instance, view: GroupView) -> Instance:
+        """Choose the subnet of one that another server has written down."""
+        self._count_creation()
+        tenant, subnet = tenant_of(instance), await self._subnet(view.group)
+        self._nat.require(tenant, view.group.key, subnet)
+        return await self._instances.put_in_subnet(tenant, instance.name, subnet)
 
     # The request.
 
@@ -219,7 +156,7 @@ class Launcher:
         configuration, addresses = self._groups.required(), self._addresses()
         await self._images.refresh(self._provider, configuration)
         assert instance.status is not None
-        nonce = self._nonce(instance.name, tenant_of(instance), instance.spec, instance.status)
+        nonce = self._intents.nonce(instance.name, tenant_of(instance), instance.spec, instance.status)
         data = self._files.data(configuration, view.group, instance)
         args = {key: rendering.render_json(value, data) for key, value in view.group.args.items()}
         interval = self._report_interval(configuration, args)
@@ -270,16 +207,6 @@ class Launcher:
             counted = self._usage[tenant] = (now, quotas.usage(self._instances.all(tenant)))
         return counted[1]
 
-    def _take_place(self, tenant: str) -> None:
-        """Refuse one more instance than the tenant may have."""
-        limit, used = self._groups.quota(tenant), self.usage(tenant)
-        if limit is not None and used.total + 1 >= limit:
-            self._usage.pop(tenant, None)  # this close, an old count will not do
-            used = self.usage(tenant)
-        quotas.check_creation(tenant, used, limit)
-        taken = quotas.Usage(standing=used.standing + 1, total=used.total + 1)
-        self._usage[tenant] = (self._usage[tenant][0], taken)
-
     def _used(self, tenant: str) -> Counter[str]:
         """How many live instances are in each subnet; counted anew every now and then."""
         now = self._clock.monotonic()
@@ -292,11 +219,6 @@ class Launcher:
             )
             counted = self._spread[tenant] = (now, Counter(live))
         return counted[1]
-
-
-def _given_up(status: InstanceStatus, now_ns: int) -> InstanceStatus:
-    drain = Drain(reason=Cause.REQUESTED, started_at_ns=now_ns, delete_at_ns=now_ns, replace=False)
-    return msgspec.structs.replace(status, drain=drain, deleting_at_ns=now_ns)
 
 
 def _with_machine(status: InstanceStatus, created: Created) -> InstanceStatus:

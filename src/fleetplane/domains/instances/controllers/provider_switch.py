@@ -9,7 +9,7 @@ any more is refused as a whole, and says which.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,9 +67,11 @@ class Infrastructure:
         self._brought = brought
         self._infra: Infra | None = None
         """What the machinery was put up for."""
+        self._durable: tuple[Infra, bool] | None = None
+        """Whether instances outlive a change of the provider in force; where another server uses it."""
         self._changed = asyncio.Event()
         self.machinery: Machinery | None = None
-        groups.admit(self._admit)
+        groups.admit(self._admit, self._guard)
         groups.on_change(lambda _changed: self._notice())
 
     def __repr__(self) -> str:
@@ -85,17 +87,42 @@ class Infrastructure:
         if self._brought is not None:
             return
         wanted = configuration.shard.infra
-        live = [one for one in self._instances.all() if rules.state(one) is not rules.State.DELETED]
-        if left := refusal(live, self._kind(wanted), wanted, self._infra, durable=self._is_durable()):
-            raise InvalidArgument(f"{left}; scale their groups to 0 first", field=FIELD)
-        if self.machinery is not None and wanted != self._infra:
+        self._guard(configuration, self._instances.all())
+        if (self.machinery is not None or self._groups.stands_by) and wanted != self._current():
             try:
                 self._load(wanted)  # what works is not given up for what cannot be had
             except FleetplaneError as error:
                 raise InvalidArgument(error.message, field=FIELD) from error
 
-    def _is_durable(self) -> bool:
-        return self.machinery is None or self.machinery.provider.describe().durable
+    def _guard(self, configuration: Configuration, instances: Sequence[Instance]) -> None:
+        if self._brought is not None:
+            return
+        wanted, current = configuration.shard.infra, self._current()
+        live = [one for one in instances if rules.state(one) is not rules.State.DELETED]
+        if left := refusal(live, self._kind(wanted), wanted, current, durable=self._is_durable(current)):
+            raise InvalidArgument(f"{left}; scale their groups to 0 first", field=FIELD)
+
+    def _current(self) -> Infra | None:
+        """What instances are made with now; on a server that stands by, as the document in force says."""
+        if self._infra is None and self._groups.loaded is not None:
+            return self._groups.required().shard.infra
+        return self._infra
+
+    def _is_durable(self, current: Infra | None) -> bool:
+        if self.machinery is not None:
+            return self.machinery.provider.describe().durable
+        if current is None or not self._groups.stands_by:
+            return True
+        if self._durable is None or self._durable[0] != current:  # once, and not while transactions wait
+            try:
+                self._durable = current, self._load(current).describe().durable
+            except FleetplaneError:  # it is not usable anywhere
+                self._durable = current, True
+        return self._durable[1]
+
+    def kind_of(self, configuration: Configuration) -> str:
+        """The kind of provider that instances are asked of."""
+        return self._brought.kind if self._brought is not None else self._kind(configuration.shard.infra)
 
     def _kind(self, infra: Infra) -> str:
         return self._place.kind or infra.provider

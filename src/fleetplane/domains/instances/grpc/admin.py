@@ -8,7 +8,7 @@ that no tenant may have because they are about all of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -32,7 +32,6 @@ from fleetplane.kernel.freeze import FREEZE, Freeze, freeze, is_over, lift, name
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.revocation import Revocations
 from fleetplane.kernel.identity.signing import SigningKeys
-from fleetplane.kernel.reconcile import Explanations
 from fleetplane.kernel.reconcile.explanation import Finding
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.values.timestamps import timestamp
@@ -59,7 +58,7 @@ class AdminService:
         authority: Authority,
         nonces: SigningKeys,
         secrets: Secrets,
-        explanations: Explanations,
+        findings: Callable[[str], Awaitable[Sequence[Finding]]],
         clock: Clock,
         revocations: Revocations,
         reports: Reports | None = None,
@@ -73,7 +72,7 @@ class AdminService:
         self._authority = authority
         self._nonces = nonces
         self._secrets = secrets
-        self._explanations = explanations
+        self._findings = findings
         self._clock = clock
         self._revocations = revocations
         self._reports = reports
@@ -275,7 +274,7 @@ class AdminService:
     async def Explain(
         self, request: admin_pb2.ExplainRequest, _context: CallContext
     ) -> admin_pb2.ExplainResponse:
-        found = self._explanations.about(request.key) if request.key else self._explanations.all()
+        found = await self._findings(request.key)
         if request.key and not found:
             raise NotFound(
                 f"no controller knows of {request.key[:200]!r}", hint="groups are asked about as tenant/group"

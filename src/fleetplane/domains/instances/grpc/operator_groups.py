@@ -147,7 +147,7 @@ class OperatorGroups:
         merged: Callable[[GroupOverride | None], GroupOverride],
     ) -> Resource[GroupOverride, Nothing]:
         """The change that sets of a group what `merged` makes of what was set before; checked whole."""
-        configuration = self._groups.required()
+        configuration = self._groups.required_in(draft)
         check_key(key)
         _check_ours(configuration, tenant, key)
         scope = tenant_scope(tenant)
@@ -164,12 +164,13 @@ class OperatorGroups:
 
     async def change(self, tenant: str, key: str, wanted: GroupChange, *, actor: str) -> GroupOverride:
         """Change some of what was set at run time, and leave the rest of it; what is set then."""
-        configuration = self._groups.required()
+        self._groups.required()
         check_key(key)
-        _check_ours(configuration, tenant, key)
         scope = tenant_scope(tenant)
 
         def change(draft: Draft) -> GroupOverride:
+            configuration = self._groups.required_in(draft)
+            _check_ours(configuration, tenant, key)
             found = draft.get(GROUP, scope, key)
             group = effective(configuration, tenant, key, found.spec if found is not None else None)
             if group is None:
@@ -194,7 +195,7 @@ class OperatorGroups:
         configured = configuration.groups.get(tenant, {})
         sizes = {name: group.size or 0 for name, group in configured.items()}
         sizes |= {found.name: found.spec.size for found in draft.list(GROUP, tenant_scope(tenant))}
-        quotas.check_sizes(tenant, sizes, key, wanted.size, self._groups.quota(tenant))
+        quotas.check_sizes(tenant, sizes, key, wanted.size, self._groups.quota(tenant, configuration))
 
     async def remove(self, tenant: str, key: str, *, actor: str) -> None:
         """Take back what was set at run time; a group that is configured stays, as configured."""
@@ -208,7 +209,7 @@ class OperatorGroups:
     def take_back(self, draft: Draft, tenant: str, key: str) -> None:
         """The change that `remove` makes."""
         check_key(key)
-        if (configuration := self._groups.configuration) is not None:
+        if (configuration := self._groups.configuration_in(draft)) is not None:
             _check_ours(configuration, tenant, key)
         scope = tenant_scope(tenant)
         if draft.get(GROUP, scope, key) is not None:

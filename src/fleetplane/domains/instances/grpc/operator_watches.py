@@ -10,18 +10,19 @@ with UNAVAILABLE when the server stops: a clean end would be answered by coming 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from fleetplane.domains.instances import wire
 from fleetplane.domains.instances.grpc.operator_groups import OperatorGroups, Statuses
 from fleetplane.domains.instances.kinds import GROUP, INSTANCE, Instance, tenant_scope
-from fleetplane.domains.instances.live.errors import ErrorFeed, Trouble
+from fleetplane.domains.instances.live.complaints import Trouble
+from fleetplane.domains.instances.live.errors import ErrorFeed
 from fleetplane.domains.instances.records.groups import Groups
 from fleetplane.domains.instances.wire import EventGeneration
 from fleetplane.gen.nstance.v1 import operator_pb2
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import ResourceExhausted, Unavailable
+from fleetplane.kernel.errors import Compacted, ResourceExhausted, Unavailable
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store, follow
 from fleetplane.kernel.watch import Event, EventType, Watch
@@ -126,21 +127,25 @@ class OperatorWatches:
     async def instances(self, tenant: str, context: CallContext) -> AsyncIterator[operator_pb2.InstanceEvent]:
         """Those that are going, then every step that one takes towards its end."""
         with self._entered(tenant):
-            # Before anything is waited for: who has our headers misses nothing, and `close` misses no watch.
-            scope = tenant_scope(tenant)
-            revision, present = self._store.snapshot(INSTANCE, scope)
-            endings = Endings()
-            with self._store.watch(INSTANCE, scope, after=revision) as watch:
-                self._watches.add(watch)
-                try:
-                    await context.send_initial_metadata(())
-                    for event in endings.begin(present):
-                        yield event
-                    async for batch in watch:
-                        for event in endings.news(batch.events):
+            endings, scope, begun = Endings(), tenant_scope(tenant), False
+            while not self._closed:
+                # Before anything is waited for: who has our headers misses nothing, and `close` no watch.
+                revision, present = self._store.snapshot(INSTANCE, scope)
+                with self._store.watch(INSTANCE, scope, after=revision) as watch:
+                    self._watches.add(watch)
+                    try:
+                        if not begun:
+                            await context.send_initial_metadata(())
+                        for event in endings.again(present) if begun else endings.begin(present):
                             yield event
-                finally:
-                    self._watches.discard(watch)
+                        begun = True
+                        async for batch in watch:
+                            for event in endings.news(batch.events):
+                                yield event
+                    except Compacted:  # whoever reads more slowly than history is forgotten
+                        continue
+                    finally:
+                        self._watches.discard(watch)
         raise _stopping()
 
     # Errors.
@@ -196,6 +201,18 @@ class Endings:
 
     def __init__(self) -> None:
         self._told: dict[str, str] = {}
+        self._last: dict[str, Instance] = {}
+        """As they were when they were told of last."""
+
+    def again(self, present: Sequence[Instance]) -> Iterator[operator_pb2.InstanceEvent]:
+        """What has happened to everyone meanwhile; those who were leaving and are not there are gone."""
+        for instance in present:
+            yield from self._step(instance)
+        here = {instance.name for instance in present}
+        for name in [name for name, word in self._told.items() if name not in here]:
+            word, last = self._told.pop(name), self._last.pop(name, None)
+            if word != DELETED and last is not None:
+                yield wire.instance_event(last, DELETED)
 
     def begin(self, present: Iterable[Instance]) -> Iterator[operator_pb2.InstanceEvent]:
         """What is on its way out. What is gone already is news to nobody."""
@@ -209,6 +226,7 @@ class Endings:
         for event in events:
             instance: Instance = event.resource
             if event.type is EventType.DELETED:
+                self._last.pop(instance.name, None)
                 if self._told.pop(instance.name, None) != DELETED:
                     yield wire.instance_event(instance, DELETED)
             else:
@@ -220,7 +238,7 @@ class Endings:
             return
         known = instance.status is not None and bool(instance.status.provider_id)
         if known or word == DELETED:
-            self._told[instance.name] = word
+            self._told[instance.name], self._last[instance.name] = word, instance
             yield wire.instance_event(instance, word)
 
 

@@ -32,6 +32,8 @@ from fleetplane.domains.instances.rules import refusals
 from fleetplane.gen.nstance.v1 import operator_pb2
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
+    AlreadyExists,
+    Conflict,
     FailedPrecondition,
     FleetplaneError,
     InvalidArgument,
@@ -196,9 +198,18 @@ class OperatorService:
         self._shown.view(tenant, config.group)
         instance = self._already_created(tenant, request.instance_id)
         if instance is None:
-            if await self._tenants.wake(tenant, actor=context.principal.name):
-                self._look_at_all(tenant)
-            instance = await self._create(
+            instance = await self._created(tenant, request, context.principal.name)
+            self._look_at_all(tenant)  # it has woken, if it slept
+        return operator_pb2.CreateInstanceResponse(
+            instance_id=instance.name, status=wire.status_word(instance)
+        )
+
+    async def _created(
+        self, tenant: str, request: operator_pb2.CreateInstanceRequest, actor: str
+    ) -> Instance:
+        config = request.config
+        try:
+            return await self._create(
                 tenant,
                 config.group,
                 name=request.instance_id,
@@ -206,12 +217,12 @@ class OperatorService:
                 instance_type=wire.bounded(config.instance_type, "config.instance_type"),
                 subnet_pool=config.subnet_pool,
                 vars=wire.variables(config.vars),
-                actor=context.principal.name,
+                actor=actor,
             )
-            self._look_at(tenant, config.group)
-        return operator_pb2.CreateInstanceResponse(
-            instance_id=instance.name, status=wire.status_word(instance)
-        )
+        except (AlreadyExists, Conflict):  # the same call came to another server, too
+            if (found := self._already_created(tenant, request.instance_id)) is None:
+                raise
+            return found
 
     def _already_created(self, tenant: str, name: str) -> Instance | None:
         """What an earlier, unanswered call with the same id has made."""
@@ -219,7 +230,7 @@ class OperatorService:
             return None
         ids.validate(name)
         found = self._instances.find(tenant, name)
-        if found is None and any(other.name == name for other in self._instances.all()):
+        if found is None and self._instances.tenant_of(name) is not None:
             # Another tenant's. To a provider the same id is the same machine, so it must not go on.
             raise InvalidArgument("instance_id cannot be used", field="instance_id")
         return found
@@ -237,7 +248,8 @@ class OperatorService:
             tenant, found.name, _deleting, action="delete", actor=context.principal.name
         )
         self._look_at(tenant, found.spec.group)
-        return operator_pb2.DeleteInstanceResponse(status="deleting" if done is not None else "deleted")
+        gone = done is None or rules.state(done) is rules.State.DELETED
+        return operator_pb2.DeleteInstanceResponse(status="deleted" if gone else "deleting")
 
     async def GetInstanceStatus(
         self, request: operator_pb2.GetInstanceStatusRequest, context: CallContext

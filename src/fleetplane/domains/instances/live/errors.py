@@ -3,17 +3,21 @@
 The same trouble is usually met again and again until someone removes it, so an error that was told a
 moment ago is not told again. A listener that cannot keep up loses the oldest of what waits for
 it, and is told how much that was; nobody else notices.
+
+Where servers share a database, errors are written there (`complaints.py`), and each server tells of those
+that the log brings, whoever met them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from fleetplane.domains.instances.live.complaints import Complaints, Trouble
 from fleetplane.kernel.clock import Clock
+from fleetplane.kernel.store import Store
 
 WINDOW_SECONDS = 30.0
 """Seconds within which an identical error is not repeated; half a minute of retries is one event."""
@@ -24,23 +28,21 @@ QUEUE_LIMIT = 256
 TEXT_LIMIT = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """One error of one tenant."""
-
-    tenant: str
-    group: str
-    instance: str
-    """Empty if it concerns the whole group."""
-    text: str
-    at_ns: int
-
-
 class ErrorFeed:
     def __init__(
-        self, clock: Clock, *, window_seconds: float = WINDOW_SECONDS, queue_limit: int = QUEUE_LIMIT
+        self,
+        clock: Clock,
+        store: Store | None = None,
+        *,
+        window_seconds: float = WINDOW_SECONDS,
+        queue_limit: int = QUEUE_LIMIT,
     ) -> None:
         self._clock = clock
+        self._shared = (
+            Complaints(store, clock, self.told_anywhere, window_seconds=window_seconds)
+            if store is not None and store.shared
+            else None
+        )
         self._window_ns = round(window_seconds * 1e9)
         self._queue_limit = queue_limit
         self._recent: OrderedDict[tuple[str, str, str, str], int] = OrderedDict()
@@ -63,17 +65,37 @@ class ErrorFeed:
         if before_ns is not None and now_ns - before_ns < self._window_ns:
             self.repeated += 1
             return
-        self._recent[key] = now_ns
+        trouble = Trouble(tenant=tenant, group=group, instance=instance, text=text, at_ns=now_ns)
+        if self._shared is not None:
+            self._shared.note(trouble)
+        else:
+            self.told_anywhere(trouble)
+
+    def told_anywhere(self, trouble: Trouble) -> None:
+        """Tell whoever listens here."""
+        key = (trouble.tenant, trouble.group, trouble.instance, trouble.text)
+        self._recent[key] = trouble.at_ns
         self._recent.move_to_end(key)
         if len(self._recent) > REMEMBERED_LIMIT:
             self._recent.popitem(last=False)
         self.told += 1
-        trouble = Trouble(tenant=tenant, group=group, instance=instance, text=text, at_ns=now_ns)
-        for listening in self._listeners.get(tenant, ()):
+        for listening in self._listeners.get(trouble.tenant, ()):
             listening.offer(trouble)
+
+    async def run_here(self) -> None:
+        """What every server does, until cancelled."""
+        if self._shared is not None:
+            await self._shared.run_here()
+
+    async def run_active(self) -> None:
+        """What the active server does, until cancelled."""
+        if self._shared is not None:
+            await self._shared.run_active()
 
     def recent(self, tenant: str, limit: int) -> list[Trouble]:
         """The remembered errors of a tenant, newest first."""
+        if self._shared is not None:
+            return self._shared.recent(tenant)[:limit]
         found: list[Trouble] = []
         for (of, group, instance, text), at_ns in reversed(self._recent.items()):
             if len(found) >= limit:

@@ -12,6 +12,13 @@ from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
 DRAIN_LIMIT_SECONDS = 7 * 86400.0
 
 
+def check_not_leaving(instance: Instance) -> None:
+    """Refuse what is on its way out already."""
+    state = rules.state(instance)
+    if state in (rules.State.DELETING, rules.State.DELETED):
+        raise FailedPrecondition(f"instance {instance.name} is {state} already")
+
+
 class RequestedDrains:
     """Begins drains that people ask for; one that is replaced has its successor first."""
 
@@ -22,9 +29,7 @@ class RequestedDrains:
 
     async def drain(self, instance: Instance, *, seconds: float | None, actor: str) -> Instance:
         """Begin to drain an instance; without `seconds`, it has as long as its group says."""
-        state = rules.state(instance)
-        if state in (rules.State.DELETING, rules.State.DELETED):
-            raise FailedPrecondition(f"instance {instance.name} is {state} already")
+        check_not_leaving(instance)
         if seconds is not None and not 0 <= seconds <= DRAIN_LIMIT_SECONDS:
             raise InvalidArgument(
                 f"timeout_seconds must be between 0 and {DRAIN_LIMIT_SECONDS:g}", field="timeout_seconds"
@@ -37,7 +42,9 @@ class RequestedDrains:
             delete_at_ns=now_ns + round(given * 1e9),
             replace=not instance.spec.on_demand,
         )
-        done = await self._instances.drain(tenant_of(instance), instance.name, drain, actor=actor)
+        done = await self._instances.drain(
+            tenant_of(instance), instance.name, drain, actor=actor, check=check_not_leaving
+        )
         return done or instance
 
     def _usual_seconds(self, instance: Instance) -> float:

@@ -3,13 +3,16 @@
 The document lies in object storage. A new one is read, checked whole, and only then put in
 force; one that is wrong changes nothing and says what is wrong and where. Which groups exist,
 and as what, is computed from document and overrides, and computed anew only when either changed.
+
+Where servers share a database, the document that is in force lies in the store, too: each of them may put
+one in force, and all have the same one, at the same place in the log.
 """
 
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import structlog
@@ -19,7 +22,16 @@ from fleetplane.domains.instances.configuration.hashes import infra_hash, runtim
 from fleetplane.domains.instances.configuration.merge import EffectiveGroup, effective, on_demand
 from fleetplane.domains.instances.content.files import names_authority
 from fleetplane.domains.instances.credentials import DEFAULT_LIFE_HOURS, OPERATOR_LIFE_HOURS, ClientRole
-from fleetplane.domains.instances.kinds import CONFIGURATION, GROUP, InForce, Instance, group_scope, tenant_of
+from fleetplane.domains.instances.kinds import (
+    CONFIGURATION,
+    GROUP,
+    INSTANCE,
+    InForce,
+    Instance,
+    group_scope,
+    tenant_of,
+    tenant_scope,
+)
 from fleetplane.domains.instances.records.instances import SERVER, Instances
 from fleetplane.domains.instances.records.versions import SUBJECT, at_version, encoded
 from fleetplane.domains.instances.rules import quotas
@@ -28,19 +40,34 @@ from fleetplane.domains.instances.rules.plans import Rolling
 from fleetplane.fleet.rollouts.holds import HoldReader, running
 from fleetplane.fleet.rollouts.holds import digest as digest_of
 from fleetplane.kernel.attention import Attention
-from fleetplane.kernel.errors import Compacted, FailedPrecondition, FleetplaneError, NotFound
+from fleetplane.kernel.errors import (
+    Conflict,
+    FailedPrecondition,
+    FleetplaneError,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+)
 from fleetplane.kernel.identity.enrolment import digest
 from fleetplane.kernel.objects import Objects
+from fleetplane.kernel.resources import Nothing, Resource
 from fleetplane.kernel.rollout import amounts
-from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.store import Draft, Store, follow
 
 log = structlog.get_logger(__name__)
 
-FOLLOW_RETRY_SECONDS = 5.0
-"""Between tries to read the document that another server has put in force."""
+PACKED_LIMIT_BYTES = 700_000
+"""Of a document in the store, compressed: in its record, which may have 1 MiB, it is a third larger."""
+ATTEMPTS = 5
+"""To put a document in force while other servers do."""
 GroupKey = tuple[str, str]
 """Tenant and group."""
+GroupBasis = tuple[str, int]
+"""What a view of a group is made from: the document, and the revision of what operators set."""
 Holding = Callable[[Mapping[GroupKey, "GroupView"], Mapping[GroupKey, "GroupView"]], Awaitable[None]]
+Known = Resource[InForce, Nothing]
+Admit = Callable[[Configuration], None]
+Guard = Callable[[Configuration, Sequence[Instance]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +135,12 @@ class Groups:
         self._shard = shard
         self._drain_on_scale_down = drain_on_scale_down
         self._silence = silence or SilencePolicy()
-        self._admit: Callable[[Configuration], None] = lambda _configuration: None
+        self._admit: Admit = lambda _configuration: None
+        self._guard: Guard = lambda _configuration, _instances: None
         self._trust = trust
         self._loaded: Loaded | None = None
+        self._unpacked: tuple[int, Loaded | FleetplaneError] | None = None
+        """What the store's record of a revision says."""
         self._refreshing = asyncio.Lock()  # guards: what was read earlier never replaces what was read later
         self._views: tuple[tuple[str, int, str], Mapping[GroupKey, GroupView]] | None = None
         self._unresolved: dict[GroupKey, str] = {}
@@ -127,20 +157,41 @@ class Groups:
     # The document.
 
     @property
+    def stands_by(self) -> bool:
+        """Whether another server keeps the groups."""
+        return not self._store.leads
+
+    @property
     def loaded(self) -> Loaded | None:
+        self._catch_up()
         return self._loaded
 
     @property
     def configuration(self) -> Configuration | None:
-        return self._loaded.configuration if self._loaded else None
+        loaded = self.loaded
+        return loaded.configuration if loaded else None
 
     def required(self) -> Configuration:
-        if self._loaded is None:
+        return self._some(self.configuration)
+
+    def required_in(self, draft: Draft) -> Configuration:
+        """What is in force where a transaction decides by it: another server may have replaced it since."""
+        return self._some(self.configuration_in(draft))
+
+    def configuration_in(self, draft: Draft) -> Configuration | None:
+        """The same; None if none is in force."""
+        known = draft.get(CONFIGURATION, "", self._shard) if self._store.shared else None
+        if known is None or not known.spec.packed:
+            return self.configuration
+        return self._read_record(known).configuration
+
+    def _some(self, configuration: Configuration | None) -> Configuration:
+        if configuration is None:
             raise FailedPrecondition(
                 "no configuration is in force",
                 hint=f"put one at shard/{self._shard}/config.jsonc and refresh",
             )
-        return self._loaded.configuration
+        return configuration
 
     def on_change(self, listener: Callable[[set[GroupKey]], None]) -> Callable[[], None]:
         """Be told which groups changed, appeared or went when the configuration did.
@@ -150,9 +201,12 @@ class Groups:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def admit(self, check: Callable[[Configuration], None]) -> None:
-        """Have every new document looked at before it comes into force; what `check` raises refuses it."""
-        self._admit = check
+    def admit(self, check: Admit, guard: Guard) -> None:
+        """Have every new document looked at before it comes into force; what these raise refuses it.
+
+        `guard` is asked where it is put in force, with the instances that there are then.
+        """
+        self._admit, self._guard = check, guard
 
     def hold_by(self, holding: Holding) -> None:
         """Have every new document looked at, with what its groups were before, just before it is in force."""
@@ -169,20 +223,34 @@ class Groups:
             return await self._refresh()
 
     async def _refresh(self) -> Refreshed:
-        before = self._loaded
-        found = await self._read()
-        if before is not None and found.etag == before.etag:
-            await self._tell(found.etag)  # of which the server that led before may have known nothing
-            return Refreshed(updated=False, before=before.etag, after=before.etag)
-        self._admit(found.configuration)
-        if self._holding is not None and self.leads:
+        for _ in range(ATTEMPTS):
+            before, known = self.loaded, self._known()
+            found, body = await self._read()
+            if before is not None and found.etag == before.etag and (known is None or known.spec.packed):
+                return Refreshed(updated=False, before=before.etag, after=before.etag)
+            self._admit(found.configuration)
+            await self._hold(found)
+            if not await self._put_in_force(found, body, known):
+                continue  # another server was faster: what was read earlier does not replace what is there
+            if self._store.shared:
+                self._catch_up()
+            else:
+                self._adopt(found)
+            return Refreshed(updated=True, before=before.etag if before else "", after=found.etag)
+        raise Conflict("other servers put documents in force all the time", hint="try again")
+
+    async def _hold(self, found: Loaded) -> None:
+        if self._holding is not None:
             unresolved = self._unresolved
             coming, self._unresolved = self._compute(found.configuration), unresolved
             await self._holding(self.views(), coming)
-        await self._tell(found.etag)
-        old = self.views()
+
+    def _adopt(self, found: Loaded) -> None:
+        if self._loaded is not None and self._loaded.etag == found.etag:
+            return
+        old = self._views_now()
         self._loaded = found
-        new = self.views()
+        new = self._views_now()
         changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
         log.info(
             "instances.configuration",
@@ -194,45 +262,82 @@ class Groups:
         )
         for listener in tuple(self._listeners):
             listener(changed)
-        return Refreshed(updated=True, before=before.etag if before else "", after=found.etag)
 
-    async def _tell(self, etag: str) -> None:
-        """Other servers of the same database read the document when they see that another is in force."""
-        name = self._shard
-        known = self._store.get(CONFIGURATION, "", name)
-        if not self.leads or not self._store.shared or (known is not None and known.spec.etag == etag):
-            return
+    # Among several servers.
 
-        def change(draft: Draft) -> None:
-            draft.put(CONFIGURATION, "", name, spec=InForce(etag=etag))
+    def _known(self) -> Known | None:
+        return self._store.get(CONFIGURATION, "", self._shard) if self._store.shared else None
 
-        await self._store.transact(
+    async def _put_in_force(self, found: Loaded, body: bytes, known: Known | None) -> bool:
+        """Write down that the document is in force; False if another is, since `known` was."""
+        if not self._store.shared:
+            return True
+        packed = zlib.compress(body)
+        if len(packed) > PACKED_LIMIT_BYTES:
+            raise InvalidArgument(
+                f"{found.path} has {len(packed)} bytes compressed, more than {PACKED_LIMIT_BYTES}",
+                hint="keep user data and files beside it, in the storage",
+            )
+        spec = InForce(etag=found.etag, path=found.path, modified_at_ns=found.modified_at_ns, packed=packed)
+        revision = known.revision if known is not None else 0
+
+        def change(draft: Draft) -> bool:
+            current = draft.get(CONFIGURATION, "", self._shard)
+            if (current.revision if current is not None else 0) != revision:
+                return False
+            self._guard(found.configuration, draft.list(INSTANCE))
+            draft.put(CONFIGURATION, "", self._shard, spec=spec)
+            return True
+
+        done = await self._store.transact(
             change,
             actor=SERVER,
             action="instances.configuration",
-            touches=[CONFIGURATION.key("", name)],
+            touches=[CONFIGURATION.key("", self._shard)],
         )
+        return done.value
 
     async def follow(self) -> None:
-        """Put in force what the active server has put in force, until cancelled."""
-        while True:
-            with self._store.watch(CONFIGURATION) as watch, suppress(Compacted):
-                while True:
-                    if await self._followed():
-                        await watch.next()
-                    else:
-                        await self._store.clock.sleep(FOLLOW_RETRY_SECONDS)
+        """Tell whoever listens what any server puts in force, until cancelled."""
+        async for _batch in follow(self._store, CONFIGURATION, begin=lambda _watch: self._catch_up()):
+            self._catch_up()
 
-    async def _followed(self) -> bool:
-        known = self._store.get(CONFIGURATION, "", self._shard)
-        if known is None or self.leads:
-            return True  # none is in force anywhere, or this server says which
+    def _catch_up(self) -> None:
+        """Have in force what the store says is."""
+        known = self._known()
+        if known is None or not known.spec.packed:
+            return
+        if self._unpacked is not None and self._unpacked[0] == known.revision:
+            found = self._unpacked[1]
+            if isinstance(found, FleetplaneError) or found is self._loaded:
+                return
         try:
-            await self.refresh()
+            self._adopt(self._read_record(known))
         except FleetplaneError as error:
-            log.warning("instances.configuration_not_read", shard=self._shard, error=error.message)
-            return False
-        return True
+            log.error("instances.configuration_not_read", shard=self._shard, error=error.message)
+
+    def _read_record(self, known: Known) -> Loaded:
+        """What a record says; read once for each revision."""
+        if self._unpacked is None or self._unpacked[0] != known.revision:
+            spec = known.spec
+            found: Loaded | FleetplaneError
+            try:
+                found = self._checked(
+                    zlib.decompress(spec.packed),
+                    spec.path,
+                    etag=spec.etag,
+                    modified_at_ns=spec.modified_at_ns,
+                )
+            except FleetplaneError as error:  # such as a provider that is not installed here
+                found = error
+            self._unpacked = (known.revision, found)
+        found = self._unpacked[1]
+        if isinstance(found, FleetplaneError):
+            raise Unavailable(
+                f"this server cannot read the configuration that is in force: {found.message}",
+                hint="ask another server",
+            )
+        return found
 
     def trust_changed(self) -> None:
         """Other authorities are trusted: files that name them are others now."""
@@ -242,31 +347,39 @@ class Groups:
         for listener in self._listeners:
             listener(changed)
 
-    async def _read(self) -> Loaded:
+    async def _read(self) -> tuple[Loaded, bytes]:
+        """What the storage has now, checked, and as it lies there."""
         for path in (f"shard/{self._shard}/config.jsonc", f"config/{self._shard}.jsonc"):
             found = await self._objects.get(path)
-            if found is None:
-                continue
-            checked = check(found.body, name=path, providers=self._providers)
-            configuration = checked.configuration
-            if configuration.shard.id != self._shard:
-                raise FleetplaneError(
-                    f"{path} is for shard {configuration.shard.id!r}, this server is {self._shard!r}"
-                )
-            return Loaded(
-                configuration=configuration,
-                etag=found.etag,
-                modified_at_ns=found.modified_at_ns,
-                size=len(found.body),
-                path=path,
-                warnings=checked.warnings,
-            )
+            if found is not None:
+                loaded = self._checked(found.body, path, etag=found.etag, modified_at_ns=found.modified_at_ns)
+                return loaded, found.body
         raise NotFound(f"there is no configuration at shard/{self._shard}/config.jsonc")
+
+    def _checked(self, body: bytes, path: str, *, etag: str, modified_at_ns: int) -> Loaded:
+        checked = check(body, name=path, providers=self._providers)
+        configuration = checked.configuration
+        if configuration.shard.id != self._shard:
+            raise FleetplaneError(
+                f"{path} is for shard {configuration.shard.id!r}, this server is {self._shard!r}"
+            )
+        return Loaded(
+            configuration=configuration,
+            etag=etag,
+            modified_at_ns=modified_at_ns,
+            size=len(body),
+            path=path,
+            warnings=checked.warnings,
+        )
 
     # What follows from it.
 
     def views(self) -> Mapping[GroupKey, GroupView]:
         """Every group there is, by tenant and key."""
+        self._catch_up()
+        return self._views_now()
+
+    def _views_now(self) -> Mapping[GroupKey, GroupView]:
         if self._loaded is None:
             return {}
         at = (self._loaded.etag, self._store.kind_revision(GROUP), self._trust())
@@ -298,6 +411,14 @@ class Groups:
 
     def view(self, tenant: str, key: str) -> GroupView | None:
         return self.views().get((tenant, key))
+
+    def basis(self, reader: Store | Draft, tenant: str, key: str) -> GroupBasis:
+        """What the view of a group is made from as a reader sees it."""
+        etag = self._loaded.etag if self._loaded is not None else ""
+        if self._store.shared and (known := reader.get(CONFIGURATION, "", self._shard)) is not None:
+            etag = known.spec.etag
+        override = reader.get(GROUP, tenant_scope(tenant), key)
+        return etag, override.revision if override is not None else 0
 
     def view_of(self, instance: Instance) -> GroupView | None:
         """What one instance should be: its group's, or its own where a caller chose something else.
@@ -421,9 +542,9 @@ class Groups:
             policy, listening_since_ns=self._attention.term(policy.unhealthy_after_seconds).since_ns
         )
 
-    def quota(self, tenant: str) -> int | None:
+    def quota(self, tenant: str, configuration: Configuration | None = None) -> int | None:
         """How many instances the tenant may have; None: any number."""
-        return quotas.bound(self.required(), tenant, self._tenant_instances)
+        return quotas.bound(configuration or self.required(), tenant, self._tenant_instances)
 
     def sizes(self, tenant: str) -> dict[str, int]:
         """What the tenant's groups want now, by key."""

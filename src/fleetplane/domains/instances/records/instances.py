@@ -89,29 +89,70 @@ class Instances:
     # Steps.
 
     async def record(
-        self, tenant: str, name: str, spec: InstanceSpec, status: InstanceStatus, *, actor: str = SERVER
+        self,
+        tenant: str,
+        name: str,
+        spec: InstanceSpec,
+        status: InstanceStatus,
+        *,
+        actor: str = SERVER,
+        check: Callable[[Draft], None] = lambda _draft: None,
     ) -> Instance:
-        """The first step: write down that it shall exist, before anyone is asked to make it."""
+        """The first step: write down that it shall exist, before anyone is asked to make it.
+
+        What is made on demand wakes its tenant. `check` may refuse it in the same transaction.
+        """
+        scope = tenant_scope(tenant)
 
         def change(draft: Draft) -> Instance:
+            check(draft)
             # Providers know instances by their id alone, so an id is unique across tenants.
             draft.claim(INSTANCE, "", "id", name, tenant)
-            return draft.put(INSTANCE, tenant_scope(tenant), name, spec=spec, status=status, expect=ABSENT)
+            sleep = draft.get(TENANT, scope, tenant) if spec.on_demand else None
+            if sleep is not None and sleep.spec.asleep:
+                draft.put(TENANT, scope, tenant, spec=TenantSleep())
+            return draft.put(INSTANCE, scope, name, spec=spec, status=status, expect=ABSENT)
+
+        touches = [_key(tenant, name), *([TENANT.key(scope, tenant)] if spec.on_demand else ())]
+        done = await self._store.transact(change, actor=actor, action="instances.record", touches=touches)
+        return done.value
+
+    async def put_in_subnet(self, tenant: str, name: str, subnet: str) -> Instance:
+        """Write down where one shall be made, before the provider is asked; what was written stays."""
+
+        def change(draft: Draft) -> Instance:
+            found = draft.get(INSTANCE, tenant_scope(tenant), name)
+            if found is None:
+                raise NotFound(f"instance {name!r} is not known", details={"instance_id": name})
+            if found.spec.subnet or found.status is None or found.status.provider_id:
+                return found
+            spec = msgspec.structs.replace(found.spec, subnet=subnet)
+            return draft.put(
+                INSTANCE, found.scope, name, spec=spec, status=found.status, conditions=found.conditions
+            )
 
         done = await self._store.transact(
-            change, actor=actor, action="instances.record", touches=[_key(tenant, name)]
+            change, actor=SERVER, action="instances.subnet", touches=[_key(tenant, name)]
         )
         return done.value
 
     async def step(
-        self, tenant: str, name: str, step: Step, *, action: str, actor: str = SERVER
+        self,
+        tenant: str,
+        name: str,
+        step: Step,
+        *,
+        action: str,
+        actor: str = SERVER,
+        check: Callable[[Instance], None] = lambda _instance: None,
     ) -> Instance | None:
-        """Take one step of an instance's life; None if it is gone."""
+        """Take one step of an instance's life; None if it is gone. `check` may refuse it as it is then."""
 
         def change(draft: Draft) -> Instance | None:
             instance = draft.get(INSTANCE, tenant_scope(tenant), name)
             if instance is None:
                 return None
+            check(instance)
             return put_status(draft, instance, step(instance.status or InstanceStatus(), draft.now_ns))
 
         done = await self._store.transact(
@@ -119,13 +160,21 @@ class Instances:
         )
         return done.value
 
-    async def drain(self, tenant: str, name: str, drain: Drain, *, actor: str = SERVER) -> Instance | None:
+    async def drain(
+        self,
+        tenant: str,
+        name: str,
+        drain: Drain,
+        *,
+        actor: str = SERVER,
+        check: Callable[[Instance], None] = lambda _instance: None,
+    ) -> Instance | None:
         """Begin to drain; a drain that has begun already is left as it is."""
 
         def begin(status: InstanceStatus, _now_ns: int) -> InstanceStatus:
             return status if status.drain is not None else msgspec.structs.replace(status, drain=drain)
 
-        return await self.step(tenant, name, begin, action="drain", actor=actor)
+        return await self.step(tenant, name, begin, action="drain", actor=actor, check=check)
 
     async def acknowledge(self, tenant: str, name: str, *, actor: str) -> Instance:
         """The operator has emptied it. Trusted also when no drain was begun."""

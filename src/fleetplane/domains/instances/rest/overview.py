@@ -7,7 +7,7 @@ are for a few seconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from fleetplane.domains.instances.grpc.admin import freeze_scope
 from fleetplane.domains.instances.kinds import INSTANCE, Instance
@@ -22,7 +22,7 @@ from fleetplane.fleet.findings import shown
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.freeze import FREEZE, frozen
-from fleetplane.kernel.reconcile import Explanations
+from fleetplane.kernel.reconcile.explanation import Finding
 from fleetplane.kernel.store import Store
 
 TENANTS_KEPT = 1024
@@ -39,14 +39,14 @@ class Overview:
         instances: Instances,
         groups: Groups,
         reports: Reports,
-        explanations: Explanations,
+        findings: Callable[[str], Awaitable[Sequence[Finding]]],
         clock: Clock,
     ) -> None:
         self._store = store
         self._instances = instances
         self._groups = groups
         self._reports = reports
-        self._explanations = explanations
+        self._findings = findings
         self._clock = clock
         self._counts: dict[str, tuple[int, Mapping[str, Counts]]] = {}
         self._healths: dict[str, tuple[int, Mapping[str, Health]]] = {}
@@ -134,11 +134,11 @@ class Overview:
 
     # Why.
 
-    def explain(self, tenant: str, about: str) -> Explained:
+    async def explain(self, tenant: str, about: str) -> Explained:
         """What is known of a group, or of an instance in its group; of no other tenant's."""
         instance = self._instances.find(tenant, about)
         group = about if instance is None else instance.spec.group
-        found = [] if "/" in group else self._explanations.about(f"{tenant}/{group}")
+        found = [] if "/" in group else await self._findings(f"{tenant}/{group}")
         if instance is None and not found:
             self.group(tenant, group)  # one that nobody has looked at yet is known all the same
         subject = "" if instance is None else instance.name

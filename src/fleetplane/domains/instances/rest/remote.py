@@ -25,6 +25,7 @@ from fleetplane.gen.fleetplane.admin.v1 import authority_pb2, instances_pb2
 from fleetplane.gen.nstance.v1 import operator_pb2
 from fleetplane.kernel.access import EVERYWHERE, Permission, Principal
 from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.gate import OperatorCaller, RoleGate
 from fleetplane.web.rest.routes import Answer, Call, Route
 
@@ -122,6 +123,7 @@ class RemoteCalls:
                 method="POST",
                 path=f"/calls/{service}/{method}",
                 handler=_named(f"call_{method}", self._handler(service, method, offered)),
+                needs=Needs.WRITES,
                 tag="Calls",
                 permission=offered.permission,
                 summary=f"{method}, as over gRPC",

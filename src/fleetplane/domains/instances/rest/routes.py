@@ -89,6 +89,7 @@ class ViewRoutes:
                 method="GET",
                 path="/explain",
                 handler=self.explain,
+                needs=Needs.WRITES,  # another server asks the active one, in writing
                 tag=_WATCHING,
                 permission=VIEW,
                 summary="Explain why a group or instance is not in its desired state",
@@ -99,6 +100,7 @@ class ViewRoutes:
                 method="GET",
                 path="/errors",
                 handler=self.errors,
+                needs=Needs.STORE,
                 tag=_WATCHING,
                 permission=VIEW,
                 summary="List recent errors, newest first",
@@ -118,6 +120,7 @@ class ViewRoutes:
                 method="GET",
                 path="/events",
                 handler=self.events,
+                needs=Needs.STORE,
                 tag=_WATCHING,
                 permission=VIEW,
                 summary="Follow groups, instances and errors as server-sent events; `Last-Event-ID` resumes",
@@ -145,7 +148,7 @@ class ViewRoutes:
         about = call.query.get("about", "")
         if not 0 < len(about) <= ABOUT_LIMIT:
             raise InvalidArgument("is required; name a group or an instance", field="about")
-        return Answer(content=self._overview.explain(_tenant(call), about))
+        return Answer(content=await self._overview.explain(_tenant(call), about))
 
     async def errors(self, call: InstancesCall) -> Answer[views.ErrorList]:
         limit = whole_number(call, "limit", default=ERRORS, low=1, high=ERRORS_LIMIT)
