@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -64,11 +64,13 @@ class Site:
             headers={"authorization": f"Bearer {self.token}"},
         )
 
-    def ask(self, method: str, path: str, body: Any = None) -> httpx.Response:
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> httpx.Response:
         """Again while the server cannot say that it is up to date."""
         deadline = time.monotonic() + 2 * DEADLINE_SECONDS
         while True:
-            answer = self.http.request(method, path, json=body)
+            answer = self.http.request(method, path, json=body, headers=headers)
             if answer.status_code != 503 or "stands by" in answer.text:
                 return answer
             assert time.monotonic() < deadline, answer.text
@@ -203,6 +205,7 @@ def _commands(tmp_path: Path, one: Site, two: Site, three: Site) -> None:
         _pins(one, two, three, board.number)
         _live(two, three, board.number)
         _provisioning(one, two, three, board.number)
+        _revoked(tmp_path / "one", two, three, board.number)
 
 
 def _pins(one: Site, two: Site, three: Site, board: int) -> None:
@@ -222,9 +225,9 @@ def _pins(one: Site, two: Site, three: Site, board: int) -> None:
             assert wire == {site.did("GET", f"/gpio/{number}")["data"]["value"] for site in everyone}
     until(lambda: len(three.did("GET", f"/gpio/{number}/readings")["readings"]) > 1)
     by_name = f"{two.web}/apis/v1/pins/cellar.27"
-    acted = two.http.post(f"{by_name}/actions/write", json={"value": 1})
+    acted = two.ask("POST", f"{by_name}/actions/write", {"value": 1})
     assert acted.status_code == 200, acted.text
-    assert three.http.get(by_name.replace(two.web, three.web)).json()["spec"]["level"] == 1
+    assert three.did("GET", by_name.replace(two.web, three.web))["spec"]["level"] == 1
     three.did("POST", f"/gpio/{number}/reserve", {"client_id": "crane"})
     assert (
         one.did("GET", "/gpio/reservations")["reservations"]
@@ -246,6 +249,7 @@ def _live(two: Site, three: Site, board: int) -> None:
         assert (logs.status_code, "event: end" in logs.text) == (200, True), logs.text
         assert site.did("GET", "/health")["status"] == "ok"
         assert site.did("GET", "/system/info")["cpu_count"] > 0
+        assert site.did("GET", "/system/services")["count"] == 0
 
 
 def _provisioning(one: Site, two: Site, three: Site, board: int) -> None:
@@ -268,6 +272,27 @@ def _provisioning(one: Site, two: Site, three: Site, board: int) -> None:
         assert shown["steps"][0]["state"] == "failed", shown
     assert three.did("POST", f"/operations/{begun[0]}/cancel")["message"] == "it was over already"
     two.did("DELETE", "/credentials/default")
+
+
+def _revoked(data: Path, two: Site, three: Site, board: int) -> None:
+    """Who is revoked at one server drives no pin at another, and a log that it follows there ends."""
+    made = execute("tokens", "create", "guest", "--role", "operator", "--data-dir", str(data))
+    assert made.code == 0, made.err
+    guest = {"authorization": f"Bearer {made.out.strip().splitlines()[-1]}"}
+    wanted = {"node_id": board, "pin_number": 22, "name": "gate", "direction": "output"}
+    pin = f"/gpio/{two.did('POST', '/gpio', wanted)['data']['id']}"
+    assert two.ask("POST", f"{pin}/write", {"value": 1}, guest).status_code == 200
+    followed = f"/nodes/{board}/logs?follow=true&source=agent"
+    with three.http.stream("GET", followed, headers=guest) as stream:
+        assert stream.status_code == 200
+        gone = execute("tokens", "revoke", "guest", "--data-dir", str(data))
+        assert gone.code == 0, gone.err
+        assert two.ask("POST", f"{pin}/write", {"value": 0}, guest).status_code == 401
+        with suppress(httpx.NetworkError, httpx.RemoteProtocolError):  # it ends, or is cut off
+            for _ in stream.iter_bytes():
+                pass
+    assert two.did("POST", f"{pin}/read")["value"] == 1
+    three.did("DELETE", pin)
 
 
 def _races(everyone: list[Site]) -> None:

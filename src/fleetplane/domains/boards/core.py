@@ -73,7 +73,7 @@ class BoardCore:
         self.join_tokens = JoinTokens(store, kernel.authority, clock)
         self.approvals = Approvals(store)
         self.presence = Presence()
-        self.service_reports = ServiceReports()
+        self.service_reports = ServiceReports(store)
         self.callers = Callers(self.boards, self.presence)
         self.view = NodeView(self.presence, self._devices_of)
         self.sessions = Sessions(kernel.revocations)

@@ -208,3 +208,17 @@ def test_a_reading_that_another_servers_write_overtook_is_not_written_down() -> 
         assert status_of(a.device(rig.number)).value == 1.0
 
     play(scene)
+
+
+def test_of_many_callers_at_a_board_that_stalls_each_waits_a_bounded_time() -> None:
+    async def scene(rig: PinsRig) -> None:
+        a, b, _ = await rig.start()
+        a.lines.stalls = b.lines.stalls = True
+        began = _now()
+        said = await asyncio.gather(*(_write(half, rig.number, 1) for half in (a, b) for _ in range(10)))
+        assert all(isinstance(error, BoardSilent | PinBusy) for error in said), said
+        assert _now() - began < 2 * WAIT_SECONDS + TURN_SECONDS
+        a.lines.stalls = False
+        assert await _write(a, rig.number, 1) is None
+
+    play(scene)

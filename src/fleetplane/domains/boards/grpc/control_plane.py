@@ -217,7 +217,7 @@ class ControlService:
         if report.id:
             await self._controller.noted(report.id, conditions, actor=reporter)
         else:
-            self._service_reports.heard(
+            await self._service_reports.heard(
                 ServiceReport(
                     reporter=reporter,
                     service=report.source,

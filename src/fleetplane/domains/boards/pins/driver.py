@@ -32,7 +32,7 @@ from fleetplane.domains.boards.pins.kinds import (
     status_of,
 )
 from fleetplane.domains.boards.pins.rules import Drive, GiveUp, LeaveAlone, PinSeen, Wave, Wish
-from fleetplane.domains.boards.pins.turns import WAIT_SECONDS, Check, PinTurn, PinTurns
+from fleetplane.domains.boards.pins.turns import WAIT_SECONDS, Check, PinBusy, PinTurn, PinTurns
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
 from fleetplane.kernel.telemetry import Point, Sample, Telemetry
@@ -77,7 +77,7 @@ class Driver:
 
     async def read(self, number: int, *, asked: Asked, keep: bool = True) -> Read:
         """The level now, of a waveform its duty cycle; `keep` it as a reading."""
-        async with self._alone(number):
+        async with self._alone(number, wait_seconds=WAIT_SECONDS):
             device = self._devices.require(number)
             rules.check_active(device)
             if device.spec.device_type is DeviceType.PWM:
@@ -101,7 +101,7 @@ class Driver:
         def check(device: Device, now_ns: int) -> None:
             rules.check_writable(device, value, holder, now_ns=now_ns)
 
-        async with self._alone(number), self._turn(number, check) as turn:
+        async with self._alone(number, wait_seconds=WAIT_SECONDS), self._turn(number, check) as turn:
             device = turn.device
             if status_of(device).owed_lease_id:  # the lease before this one must end at the board first
                 await self._bring(turn, GiveUp(), asked=asked)
@@ -129,7 +129,7 @@ class Driver:
         def check(device: Device, now_ns: int) -> None:
             rules.check_holder(device, holder, now_ns=now_ns)
 
-        async with self._alone(number), self._turn(number, check) as turn:
+        async with self._alone(number, wait_seconds=WAIT_SECONDS), self._turn(number, check) as turn:
             device, now_ns = turn.device, self._clock.now_ns()
             hold = self._hold_of_level(device)
             if hold is not None and seconds is not None:
@@ -245,12 +245,22 @@ class Driver:
     # What they share.
 
     @asynccontextmanager
-    async def _alone(self, number: int) -> AsyncIterator[None]:
+    async def _alone(self, number: int, *, wait_seconds: float | None = None) -> AsyncIterator[None]:
+        """Whoever waits gives up after a while: on a board that stalls, every call before takes its time."""
         lock = self._locks.get(number)
         if lock is None:
             lock = self._locks[number] = asyncio.Lock()
-        async with lock:
+        try:
+            async with asyncio.timeout(wait_seconds):
+                await lock.acquire()
+        except TimeoutError:
+            raise PinBusy(
+                f"others are at the pin of device {number}; nothing was sent", retry_after_seconds=1.0
+            ) from None
+        try:
             yield
+        finally:
+            lock.release()
 
     @asynccontextmanager
     async def _turn(

@@ -50,7 +50,7 @@ Check = Callable[[Device, int], None]
 
 
 class PinBusy(Unavailable):
-    """Another server is at the pin. Nothing was sent."""
+    """Others are at the pin. Nothing was sent."""
 
     reason = "PIN_BUSY"
 

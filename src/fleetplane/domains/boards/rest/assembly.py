@@ -12,6 +12,7 @@ from fleetplane.domains.boards.caller_roles import as_board_caller
 from fleetplane.domains.boards.calls.assembly import NodeSide
 from fleetplane.domains.boards.core import BoardCore
 from fleetplane.domains.boards.inventory.places import BoardPlaces
+from fleetplane.domains.boards.inventory.service_reports import BOARD_SERVICE
 from fleetplane.domains.boards.kinds import SCOPE
 from fleetplane.domains.boards.live import app as events_app
 from fleetplane.domains.boards.live.app import EventsApp
@@ -47,7 +48,7 @@ from fleetplane.web.rest.routes import Route, RouteTable
 
 PREFIX = "/api/v1"
 ERRORS = FamilyErrors(envelope=envelope, shape=BoardError, rejected="400", conditional=False)
-KINDS = (PERSON, LOGIN, DISCLOSURE)
+KINDS = (PERSON, LOGIN, DISCLOSURE, BOARD_SERVICE)
 
 
 class RestSide:

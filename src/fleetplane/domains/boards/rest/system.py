@@ -79,6 +79,7 @@ class SystemRoutes:
                 method="GET",
                 path="/system/services",
                 handler=self.services,
+                needs=Needs.STORE,
                 tag=_TAG,
                 permission=READ,
                 summary="List the health that services reported with ReportHealth",
