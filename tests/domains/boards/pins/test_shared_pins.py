@@ -222,3 +222,42 @@ def test_of_many_callers_at_a_board_that_stalls_each_waits_a_bounded_time() -> N
         assert await _write(a, rig.number, 1) is None
 
     play(scene)
+
+
+@pytest.mark.parametrize("level", [None, 0])
+def test_an_order_still_on_its_way_is_refused_once_the_pin_was_reserved(
+    level: int | None,
+) -> None:
+    async def scene(rig: PinsRig) -> None:
+        a, b, _ = await rig.start()
+        if level is not None:
+            assert await _write(a, rig.number, level) is None
+        a.lines.late_seconds = 20.0
+        assert isinstance(await _write(a, rig.number, 1, "late"), BoardSilent)
+        await rig.settled()
+        await b.reserve(rig.number, "holder")
+        await until(lambda: rig.wire.refused == 1)
+        assert rig.wire.level == level
+        assert not status_of(b.device(rig.number)).doubted
+
+    play(scene)
+
+
+def test_what_a_server_sent_before_it_died_is_taken_back() -> None:
+    async def scene(rig: PinsRig) -> None:
+        a, b, _ = await rig.start()
+        b.lines.late_seconds = 2.0
+        dying = asyncio.create_task(_write(b, rig.number, 1))
+        await until(lambda: a.server.store.count(PIN_TURN) == 1)
+        b.server.kill()
+        began = _now()
+        await until(lambda: rig.wire.done)
+        assert rig.wire.level == 1
+        await until(lambda: rig.wire.level is None)
+        assert _now() - began < 2 * TURN_SECONDS
+        await until(lambda: not status_of(a.device(rig.number)).doubted)
+        assert (a.server.store.count(PIN_TURN), a.device(rig.number).spec.level) == (0, None)
+        dying.cancel()
+        await asyncio.gather(dying, return_exceptions=True)
+
+    play(scene, controls=True)

@@ -194,10 +194,10 @@ class GpioController:
                 for device in self._devices.with_lease()
                 if rules.standing(status_of(device).lease, now_ns=now_ns) is None
             ]
-            if not over:
-                continue
             try:
-                await self._devices.expire(over)
+                if over:
+                    await self._devices.expire(over)
+                await self._driver.sweep()
             except FleetplaneError as error:  # tried again at the next turn
                 log.warning("boards.chore_failed", error=error.message)
 

@@ -239,7 +239,7 @@ class Devices:
         def stepped(spec: GpioSpec, status: GpioStatus) -> tuple[GpioSpec, GpioStatus]:
             status = step(status)
             if applied:
-                status = msgspec.structs.replace(status, applied_generation=device.generation)
+                status = msgspec.structs.replace(status, applied_generation=device.generation, doubted=False)
             return spec, status
 
         return await self._note(
@@ -254,11 +254,13 @@ class Devices:
     async def doubted(self, turn: PinTurn) -> None:
         """Nobody knows what a board made of an order: have the controller look. Ends the turn."""
 
-        def step(spec: GpioSpec, status: GpioStatus) -> tuple[GpioSpec, GpioStatus]:
-            return spec, msgspec.structs.replace(status, applied_generation=0)
-
         await self._note(
-            device_number(turn.device), step, actor=SERVER, action="boards.gpio_doubt", turn=turn, ends=True
+            device_number(turn.device),
+            lambda spec, status: (spec, turns.doubted(status)),
+            actor=SERVER,
+            action="boards.gpio_doubt",
+            turn=turn,
+            ends=True,
         )
         turn.over = True
 
@@ -422,7 +424,9 @@ def guard_boards(draft: Draft, board: int) -> None:
 
 
 def _applied(status: GpioStatus, *, value: float | None, at_ns: int) -> GpioStatus:
-    return msgspec.structs.replace(status, held=True, value=value, value_at_ns=at_ns, reason="", message="")
+    return msgspec.structs.replace(
+        status, held=True, value=value, value_at_ns=at_ns, reason="", message="", doubted=False
+    )
 
 
 def _end_lease(draft: Draft, device: Device, lease: Lease) -> Device:

@@ -131,6 +131,8 @@ class Driver:
 
         async with self._alone(number, wait_seconds=WAIT_SECONDS), self._turn(number, check) as turn:
             device, now_ns = turn.device, self._clock.now_ns()
+            if status_of(device).doubted:  # whatever is still on its way must not arrive any more
+                await self._bring(turn, rules.wish(device), asked=CONTROLLER)
             hold = self._hold_of_level(device)
             if hold is not None and seconds is not None:
                 lease = rules.taken(
@@ -186,6 +188,10 @@ class Driver:
             except FleetplaneError as error:
                 return error
             return None
+
+    async def sweep(self) -> None:
+        """See to devices that a server left without saying what it did."""
+        await self._turns.sweep()
 
     async def away(self, device: Device, error: FleetplaneError) -> None:
         """Note that nothing can be done about a device, or known of it, for now."""

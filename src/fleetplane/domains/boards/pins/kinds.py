@@ -101,6 +101,9 @@ class GpioStatus(Spec, frozen=True):
     lease: Lease | None = None
     owed_lease_id: str = ""
     """A lease that has ended here, and that the board may still keep: it is to give the pin up."""
+    doubted: bool = False
+    """Of several servers, one sent an order and does not know what came of it: it may still arrive. So the
+    board is to be sent a newer one, after which it refuses that."""
 
 
 Device = Resource[GpioSpec, GpioStatus]

@@ -5,7 +5,7 @@
     analog, SPI, I2C                            be left alone: those are no levels
     input                                       have it as an input, pulled as said
     output with a level, or a waveform          drive it
-    output that nobody has written              be left alone; give it up if it was driven before
+    output that nobody has written              be left alone; give it up if it was, or may be, driven before
 
 A lease that has an end is a dead man's switch: what was written under it ends with it, however
 that comes. The board is told about it with every write, so that it makes the pin safe by itself
@@ -94,7 +94,7 @@ class PinSeen:
 
 def wish(device: Device) -> Wish:
     spec, status = device.spec, status_of(device)
-    nothing: Wish = GiveUp() if status.held or status.owed_lease_id else LeaveAlone()
+    nothing: Wish = GiveUp() if status.held or status.owed_lease_id or status.doubted else LeaveAlone()
     if status.owed_lease_id or not spec.enabled or spec.removing or spec.device_type not in DRIVEN:
         return nothing
     if spec.device_type is DeviceType.PWM:
@@ -114,7 +114,8 @@ def is_met(wanted: Wish, device: Device, seen: PinSeen | None) -> bool:
         case LeaveAlone():
             return True
         case GiveUp():
-            return seen is None and not status_of(device).owed_lease_id
+            status = status_of(device)
+            return seen is None and not status.owed_lease_id and not status.doubted
         case Listen(pull=pull):
             return seen is not None and seen.direction is Direction.INPUT and seen.pull is pull
         case Drive(level=level):

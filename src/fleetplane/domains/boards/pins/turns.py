@@ -9,6 +9,9 @@ board refuses what a server sends that has lost its turn meanwhile.
     5 s    a call to a board takes at most
     12 s   a turn lasts if its server does not end it: longer than both together
 
+A turn that was not ended, or whose last call got no answer, leaves the device in doubt: an order may be on
+its way that nobody has refused yet. Then the board is sent a newer one before anything is promised of the pin.
+
 With one server alone, or on a database file, there are no turns, and nothing is written before the outcome.
 """
 
@@ -18,9 +21,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from fleetplane.domains.boards.fences import Fence
 from fleetplane.domains.boards.kinds import SCOPE, Spec
-from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE, Device, device_number
+from fleetplane.domains.boards.pins.kinds import (
+    GPIO_DEVICE,
+    Device,
+    GpioStatus,
+    device_number,
+    status_of,
+)
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Conflict, FleetplaneError, NotFound, Unavailable
 from fleetplane.kernel.resources import Key, Kind, Nothing
@@ -131,12 +142,17 @@ class PinTurns:
             held = draft.get(PIN_TURN, SCOPE, str(number))
             if held is not None and _is_anothers(held.spec, author, now_ns=draft.now_ns):
                 return None
+            if held is not None:  # whoever had it did not say what came of it
+                device = _doubt(draft, device)
             until_ns = draft.now_ns + round(TURN_SECONDS * NS)
             spec = PinTurnSpec(server=author.server, boot=author.boot, until_ns=until_ns)
             return device, draft.put(PIN_TURN, SCOPE, str(number), spec=spec, renew=True).revision
 
         done = await self._store.transact(
-            change, actor=f"system/{author.server}", action="boards.gpio_turn", touches=[turn_key(number)]
+            change,
+            actor=f"system/{author.server}",
+            action="boards.gpio_turn",
+            touches=[turn_key(number), GPIO_DEVICE.key(SCOPE, str(number))],
         )
         if done.value is None:
             return None
@@ -147,6 +163,26 @@ class PinTurns:
     def _is_taken(self, number: int) -> bool:
         held = self._store.get(PIN_TURN, SCOPE, str(number))
         return held is not None and _is_anothers(held.spec, self._store.author, now_ns=self._clock.now_ns())
+
+    async def sweep(self) -> None:
+        """End turns that their servers did not end in time; the controller looks at their pins then."""
+        now_ns = self._clock.now_ns()
+        over = [one.name for one in self._store.list(PIN_TURN, SCOPE) if one.spec.until_ns <= now_ns]
+        if not over:
+            return
+
+        def change(draft: Draft) -> None:
+            for name in over:
+                held = draft.get(PIN_TURN, SCOPE, name)
+                if held is None or held.spec.until_ns > draft.now_ns:
+                    continue
+                draft.delete(PIN_TURN, SCOPE, name)
+                device = draft.get(GPIO_DEVICE, SCOPE, name)
+                if device is not None:
+                    _doubt(draft, device)
+
+        keys = [kind.key(SCOPE, name) for name in over for kind in (PIN_TURN, GPIO_DEVICE)]
+        await self._store.transact(change, actor="system/boards", action="boards.gpio_turn_end", touches=keys)
 
     async def give_back(self, turn: PinTurn) -> None:
         """End a turn after which nothing was written down; what cannot be ended ends by itself."""
@@ -190,6 +226,15 @@ def require(draft: Draft, turn: PinTurn) -> None:
 def end(draft: Draft, turn: PinTurn) -> None:
     if turn.fence is not None:
         draft.delete(PIN_TURN, SCOPE, turn.device.name)
+
+
+def doubted(status: GpioStatus) -> GpioStatus:
+    """After an order of which nobody knows what came of it."""
+    return msgspec.structs.replace(status, applied_generation=0, doubted=True, reason="", message="")
+
+
+def _doubt(draft: Draft, device: Device) -> Device:
+    return draft.put(GPIO_DEVICE, SCOPE, device.name, spec=device.spec, status=doubted(status_of(device)))
 
 
 def is_taken(draft: Draft, number: int) -> bool:
