@@ -10,7 +10,7 @@ board refuses what a server sends that has lost its turn meanwhile.
     12 s   a turn lasts if its server does not end it: longer than both together
 
 A turn that was not ended, or whose last call got no answer, leaves the device in doubt: an order may be on
-its way that nobody has refused yet. Then the board is sent a newer one before anything is promised of the pin.
+its way that nobody has refused yet. Then the board is sent a newer one before anything is promised of it.
 
 With one server alone, or on a database file, there are no turns, and nothing is written before the outcome.
 """
