@@ -203,11 +203,21 @@ def _once(active: Writer, standby: Writer) -> None:
             assert sum("idempotency-replayed" in answer.headers for answer in answers) == 1
 
 
+def _revoked(active: Writer, standby: Writer, data: Path) -> None:
+    """A token that is revoked at the standby is refused by the other at its next call."""
+    made = execute("tokens", "create", "passing", "--role", "viewer", "--data-dir", str(data))
+    assert made.code == 0, made.err
+    holder = {"authorization": f"Bearer {made.out.strip().splitlines()[-1]}"}
+    assert active.call("GET", GROUPS, **holder).status_code == 200
+    done = standby.call("POST", "/tokens/passing/actions/revoke", {})
+    assert done.status_code < 300, done.text
+    assert active.call("GET", GROUPS, **holder).status_code == 401
+
+
 def _refusals(standby: Writer) -> None:
-    """Whatever is not written everywhere is refused with the name of the active server."""
-    refused = [standby.call("POST", "/pins/attic.17/actions/write", {"value": 1})]
-    for answer in refused:
-        assert (answer.status_code, answer.json()["reason"]) == (503, "StandsBy"), answer.text
-        assert "/one is active" in answer.json()["detail"]
+    """Whatever is not done everywhere is refused with the name of the active server."""
+    answer = standby.http.post(f"{standby.fleet}/audit/verify")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "SERVICE_UNAVAILABLE"), answer.text
+    assert "/one is active" in answer.json()["error"]["message"]
     anonymous = httpx.put(f"{standby.http.base_url}edge-groups/x", json=group("x"), timeout=DEADLINE_SECONDS)
     assert anonymous.status_code == 401

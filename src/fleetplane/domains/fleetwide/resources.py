@@ -120,7 +120,15 @@ FREEZES = PublicResource(
         Column(title="UNTIL", value=".spec.expiresAt", wide=True),
     ),
     verbs=READING,
-    actions=(Action(name="lift", summary="Let controllers go on", permission=FREEZE_PERMISSION, run=_lift),),
+    actions=(
+        Action(
+            name="lift",
+            summary="Let controllers go on",
+            permission=FREEZE_PERMISSION,
+            run=_lift,
+            anywhere=True,
+        ),
+    ),
 )
 
 
@@ -198,6 +206,7 @@ TOKENS = PublicResource(
             summary="Refuse it from now on",
             permission=MANAGE_PEOPLE,
             run=_revoke,
+            anywhere=True,
         ),
     ),
     computed=tokens,
