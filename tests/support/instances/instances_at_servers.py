@@ -126,7 +126,7 @@ async def servers(folder: Path, wanted: Mapping[str, Any] | None = None) -> Asyn
         provider = MockProvider(ProviderContext(clock=stores[0].clock, state_directory=folder / "mock"))
         made = []
         for store in stores:
-            domain = await _domain(folder, store, objects, provider if store is stores[0] else None)
+            domain = await domain_at(folder, store, objects, provider if store is stores[0] else None)
             made.append(Here(store=store, domain=domain))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         await prepare_both(made[0].domain)
@@ -143,9 +143,10 @@ async def servers(folder: Path, wanted: Mapping[str, Any] | None = None) -> Asyn
             task.cancel()
 
 
-async def _domain(
+async def domain_at(
     folder: Path, store: Store, objects: LocalObjects, provider: MockProvider | None
 ) -> InstanceDomain:
+    """As a server builds it; `provider` is for the one that is active."""
     clock, master = store.clock, MasterKey(b"k" * 32, store.clock)
     kernel = Kernel(
         store=store,

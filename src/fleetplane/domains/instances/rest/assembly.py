@@ -14,6 +14,7 @@ from fleetplane.domains.instances.live.feed import LiveFeed
 from fleetplane.domains.instances.rest.overview import Overview
 from fleetplane.domains.instances.rest.remote import RemoteCalls
 from fleetplane.domains.instances.rest.routes import ViewRoutes
+from fleetplane.rpc import Needs
 from fleetplane.web import documents
 from fleetplane.web.documents import Documents
 from fleetplane.web.ops import Mount
@@ -67,7 +68,13 @@ class RestSide:
         )
         return (
             *self.family.mounts,
-            Mount(path=PAGE, app=page, summary="groups and instances, live", is_page=True),
+            Mount(
+                path=PAGE,
+                app=page,
+                summary="groups and instances, live",
+                is_page=True,
+                needs=Needs.NOTHING,  # the same files everywhere; what they show is asked for by themselves
+            ),
         )
 
     def drain(self) -> None:
