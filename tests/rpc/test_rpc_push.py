@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Generator
 from typing import Any
 
-from fleetplane.rpc.serving.push import push
+from fleetplane.rpc.serving.framing import Framed
+from fleetplane.rpc.serving.push import Shared, push
 
 EVENT = {"type": "http.response.body"}
 
@@ -64,3 +65,26 @@ async def test_an_awaitable_is_continued_where_the_push_left_it() -> None:
     first.set_result(None)
     async with asyncio.timeout(60):
         await waiting
+
+
+async def test_a_shared_message_knows_the_answer_of_a_transport_that_took_it() -> None:
+    done, room = Steps(), asyncio.get_running_loop().create_future()
+    shared = Shared(Framed(b"news"))
+    assert shared.taken is not done
+    assert shared.pushed(done) is None
+    assert shared.taken is done
+    assert shared.pushed(room) is room
+    assert shared.taken is done
+
+
+async def test_a_shared_message_is_not_taken_by_a_transport_that_waits() -> None:
+    first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    first._asyncio_future_blocking = True
+    shared = Shared(Framed(b"news"))
+    sending = Steps(first)
+    left = shared.pushed(sending)
+    assert left is not None
+    assert shared.taken is not sending
+    first.set_result(None)
+    async with asyncio.timeout(60):
+        await left

@@ -3,7 +3,8 @@
 A watcher is a cursor into one ring of recent events shared by all, plus at most one waiting
 future. Publishing appends to the ring and wakes those who wait for that kind and scope;
 nothing is queued per watcher, so nobody's slowness costs a writer or another watcher
-anything, and a thousand watchers cost a thousand wake-ups and one shared batch.
+anything, and a thousand watchers cost a thousand wake-ups and one shared batch. Those that have a sink
+are not even woken: what happened is prepared once for all of them and handed to each.
 
 Where a watcher is served from depends on how far behind it is:
 
@@ -25,7 +26,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import iscoroutine
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.errors import Compacted, ResourceExhausted, Unavailable
@@ -35,13 +36,15 @@ from fleetplane.kernel.resources import AnyResource
 SHARED_BATCHES_LIMIT = 256
 """Batches kept for watchers at the same place; watchers of one state share one."""
 
-Sink = Callable[[Batch], Awaitable[None] | None]
-"""Takes a batch without waiting: None when done, else what the consumer must await before the next."""
+Sink = Callable[[Any], Awaitable[None] | None]
+"""Takes what its audience prepared, without waiting: None when done, else what the consumer must await
+before the next."""
 
 _NOTHING = Batch(revision=0)
 """What a watch takes that has seen everything."""
 
 __all__ = [
+    "Audience",
     "Batch",
     "Event",
     "EventType",
@@ -54,6 +57,20 @@ __all__ = [
     "coalesce",
     "enclosing",
 ]
+
+
+class Audience:
+    """Watchers whose sinks are handed the same: here, the batch as it is."""
+
+    def prepare(self, batch: Batch) -> Any:
+        """What each sink is given of a batch; called once for all that are told of it."""
+        return batch
+
+    def told(self, batch: Batch, sinks: int) -> None:
+        """So many sinks more were given it."""
+
+
+_PLAIN = Audience()
 
 
 class Source(Protocol):
@@ -136,14 +153,45 @@ class Hub:
         self._events.extend(events)
         self._tombstones.extend(event.resource for event in events if event.type is EventType.DELETED)
         self._trim()
-        woken: list[Watch] = []
-        for event in events:
-            scopes = self._waiting.get(event.resource.kind)
-            if scopes:
-                for scope in enclosing(event.resource.scope):
-                    woken += scopes.pop(scope, ())
-        for watch in woken:  # only now: one that is done at once waits again at the new place
-            watch._wake(start, before)
+        touched = dict.fromkeys([(event.resource.kind, event.resource.scope) for event in events])
+        waiting = {
+            (kind, around): scopes[around]
+            for kind, scope in touched
+            if (scopes := self._waiting.get(kind))
+            for around in enclosing(scope)
+            if around in scopes
+        }
+        for (kind, scope), watches in waiting.items():
+            self._tell(kind, scope, watches, start, before)
+            if not watches and self._waiting[kind].get(scope) is watches:
+                del self._waiting[kind][scope]
+
+    def _tell(self, kind: str, scope: str, watches: dict[Watch, None], position: int, revision: int) -> None:
+        """Tell those who wait of what happened at `position`; whoever was handed it waits on where it is."""
+        batch = self._since(kind, scope, position) if position >= self._base else _NOTHING
+        messages: dict[Audience, Any] = {_PLAIN: batch}
+        audience, message, sinks = _PLAIN, batch, 0
+        for watch in tuple(watches):
+            sink = watch._sink
+            if sink is None or watch._wait is None or batch is _NOTHING:
+                watches.pop(watch, None)
+                watch._wake(position, revision)
+                continue
+            try:
+                if watch._audience is not audience:
+                    if watch._audience not in messages:
+                        messages[watch._audience] = watch._audience.prepare(batch)
+                    audience.told(batch, sinks)
+                    audience, message, sinks = watch._audience, messages[watch._audience], 0
+                sinks += 1
+                if (owed := sink(message)) is None:
+                    continue
+                watch._owed = owed
+            except Exception as error:
+                watch._failure = error
+            watches.pop(watch, None)
+            watch._wake(self._base + len(self._events), batch.revision)
+        audience.told(batch, sinks)
 
     def _trim(self) -> None:
         if (surplus := len(self._events) - self.limits.ring_events) > 0:
@@ -229,6 +277,7 @@ class Watch:
     """One watcher: take batches with `next()` or by iterating, one consumer at a time."""
 
     __slots__ = (
+        "_audience",
         "_closed",
         "_deadline",
         "_failure",
@@ -238,27 +287,27 @@ class Watch:
         "_parked",
         "_position",
         "_replaying",
+        "_revision",
         "_sink",
         "_timer",
         "_wait",
         "kind",
-        "revision",
         "scope",
     )
 
     def __init__(self, hub: Hub, kind: str, scope: str, cursor: int) -> None:
         self.kind = kind
         self.scope = scope
-        self.revision = cursor
-        """Everything up to here has been delivered."""
+        self._revision = cursor
         self._hub = hub
         self._position = hub._position(cursor)
         self._replaying = self._position is None
         self._parked = False
-        """Caught up, and listed with the hub: nothing happened for it until the hub wakes it."""
+        """Caught up, and listed with the hub: it has everything until the hub wakes it."""
         self._wait: asyncio.Future[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sink: Sink | None = None
+        self._audience = _PLAIN
         self._owed: Awaitable[None] | None = None
         self._failure: Exception | None = None
         self._deadline = 0.0
@@ -267,6 +316,11 @@ class Watch:
 
     def __repr__(self) -> str:
         return f"<Watch {self.kind} scope={self.scope!r} revision={self.revision}>"
+
+    @property
+    def revision(self) -> int:
+        """Everything up to here has been delivered."""
+        return self._hub.revision if self._parked else self._revision
 
     async def next(self, *, idle_seconds: float | None = None) -> Batch:
         """The next events; or, after `idle_seconds` without any, a bookmark at the current revision."""
@@ -298,8 +352,6 @@ class Watch:
                 self._wait = None
             if self._parked:
                 self._check_open()
-                self.revision = self._hub.revision
-                self._position = self._hub._position(self.revision)
                 return Batch(revision=self.revision)
 
     def _take(self) -> Batch | None:
@@ -321,7 +373,7 @@ class Watch:
                 self._replaying = True
                 return None
             batch = refill
-        self.revision = batch.revision
+        self._revision = batch.revision
         self._position = hub._base + len(hub._events)
         return batch
 
@@ -329,7 +381,7 @@ class Watch:
         """One page of history; the ring takes over as soon as it reaches back to the cursor."""
         hub = self._hub
         page = await hub._source.history(self.kind, self.scope, after=self.revision, until=hub.revision)
-        self.revision = page.revision
+        self._revision = page.revision
         return Batch(revision=page.revision, events=page.events)
 
     def _begin_wait(self, deadline: float | None) -> asyncio.Future[None]:
@@ -367,36 +419,20 @@ class Watch:
         """Something happened at `position`, and nothing for this watch before it."""
         self._parked = False
         self._position = position
-        self.revision = revision
-        wait = self._wait
-        if wait is None or wait.done() or (self._sink is not None and self._pushed(self._sink)):
-            return
-        wait.set_result(None)
+        self._revision = revision
+        self._end()
 
     # Pushing.
 
-    def push_to(self, sink: Sink) -> None:
+    def push_to(self, sink: Sink, audience: Audience = _PLAIN) -> None:
         """Give `sink` what happens while the consumer waits in `next`, and let the consumer sleep on.
 
-        The sink is called by whoever publishes. What it cannot finish, or raises, reaches the
-        consumer: `next` awaits or raises it before anything else.
+        The sink is called by whoever publishes, with what `audience` made of the batch for all whose
+        watches have the same one. What it cannot finish, or raises, reaches the consumer: `next` awaits or
+        raises it before anything else.
         """
         self._sink = sink
-
-    def _pushed(self, sink: Sink) -> bool:
-        """Whether the sink took all there was, so that the consumer may sleep on."""
-        batch = self._take()
-        if batch is None or not batch.events:
-            return False
-        try:
-            self._owed = sink(batch)
-        except Exception as error:
-            self._failure = error
-        if self._owed is not None or self._failure is not None:
-            return False
-        self._hub._park(self)
-        self._parked = True
-        return True
+        self._audience = audience
 
     async def _settle_sink(self) -> None:
         owed, self._owed = self._owed, None
@@ -420,7 +456,8 @@ class Watch:
         """End the watch; a reader that waits for the next batch gets an error. May be called again."""
         if self._closed:
             return
-        self._closed = True
+        self._revision = self.revision  # what happens from now on is not delivered
+        self._closed, self._parked, self._sink = True, False, None
         self._hub._leave(self)
         if self._timer is not None:
             self._timer.cancel()

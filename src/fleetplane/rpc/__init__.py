@@ -9,6 +9,7 @@ from fleetplane.rpc.serving.framing import Framed
 from fleetplane.rpc.serving.gate import CallGate
 from fleetplane.rpc.serving.handlers import ImmediateAnswer
 from fleetplane.rpc.serving.limits import Bound, RpcLimits
+from fleetplane.rpc.serving.push import Shared
 from fleetplane.rpc.statistics import CallStatistics, MethodStatistics
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Needs",
     "Rate",
     "RpcLimits",
+    "Shared",
     "TlsFiles",
     "open_listener",
     "service_rows",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from support.shared.storekit import DEADLINE_SECONDS, THING, opened, put, put_to
 
 from fleetplane.kernel.errors import Unavailable
 from fleetplane.kernel.store import Store
-from fleetplane.kernel.watch import Batch, Watch
+from fleetplane.kernel.watch import Audience, Batch, Watch
 
 
 class Sink:
@@ -124,3 +125,86 @@ async def test_closing_a_watch_drops_what_its_sink_owes_and_has_not_begun(tmp_pa
             await consumers[0]
         consumers[1].cancel()
         second.close()
+
+
+class Crowd(Audience):
+    """Prepares the values of a batch; may fail at it."""
+
+    def __init__(self) -> None:
+        self.prepared: list[list[int]] = []
+        self.told_of: list[tuple[list[int], int]] = []
+        self.fails: Exception | None = None
+
+    def prepare(self, batch: Batch) -> list[int]:
+        if self.fails is not None:
+            raise self.fails
+        self.prepared.append(values(batch))
+        return self.prepared[-1]
+
+    def told(self, batch: Batch, sinks: int) -> None:
+        self.told_of.append((values(batch), sinks))
+
+
+async def test_what_happened_is_prepared_once_for_all_who_are_told_of_it(tmp_path: Path) -> None:
+    async with opened(tmp_path / "store.db") as store:
+        crowd, got = Crowd(), [list[list[int]]() for _ in range(5)]
+        with ExitStack() as stack:
+            watches = [stack.enter_context(store.watch(THING)) for _ in got]
+            for watch, taken in zip(watches, got, strict=True):
+                watch.push_to(taken.append, crowd)
+            consumers = [await waiting(watch) for watch in watches]
+            await written(store, 1, 2)
+            assert crowd.prepared == [[1], [2]]
+            assert crowd.told_of == [([1], 5), ([2], 5)]
+            assert all(taken == [[1], [2]] for taken in got)
+            assert all(taken[0] is got[0][0] for taken in got)
+            for consumer in consumers:
+                consumer.cancel()
+
+
+async def test_what_cannot_be_prepared_reaches_every_consumer_and_not_the_writer(tmp_path: Path) -> None:
+    async with opened(tmp_path / "store.db") as store:
+        crowd, plain = Crowd(), Sink()
+        with store.watch(THING) as first, store.watch(THING) as second, store.watch(THING) as third:
+            first.push_to(plain.take, crowd)
+            second.push_to(plain.take, crowd)
+            third.push_to(plain.take)
+            consumers = [await waiting(watch) for watch in (first, second, third)]
+            crowd.fails = ValueError("cannot be encoded")
+            await written(store, 1)
+            for consumer in consumers[:2]:
+                with pytest.raises(ValueError, match="cannot be encoded"):
+                    await consumer
+            assert plain.values == [1]
+            consumers[2].cancel()
+
+
+async def test_a_closed_watch_claims_nothing_that_happened_later(tmp_path: Path) -> None:
+    async with opened(tmp_path / "store.db") as store:
+        sink = Sink()
+        watch = store.watch(THING)
+        watch.push_to(sink.take)
+        consumer = await waiting(watch)
+        await written(store, 1)
+        delivered = store.revision
+        watch.close()
+        await written(store, 2)
+        assert (watch.revision, sink.values) == (delivered, [1])
+        with pytest.raises(Unavailable):
+            await consumer
+
+
+async def test_a_watch_closed_by_anothers_sink_does_not_claim_what_it_was_not_given(tmp_path: Path) -> None:
+    async with opened(tmp_path / "store.db") as store:
+        given: list[int] = []
+        first, second = store.watch(THING), store.watch(THING)
+        first.push_to(lambda _batch: second.close())
+        second.push_to(lambda batch: given.extend(values(batch)))
+        consumers = [await waiting(first), await waiting(second)]
+        before = store.revision
+        await written(store, 1)
+        assert (given, second.revision) == ([], before)
+        with pytest.raises(Unavailable):
+            await consumers[1]
+        consumers[0].cancel()
+        first.close()

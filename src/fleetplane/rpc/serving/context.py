@@ -16,6 +16,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.rpc.serving.connection import Connection
 from fleetplane.rpc.serving.exchange import Exchange
 from fleetplane.rpc.serving.metadata import Header, MetadatumValue, encode_metadata, parse_metadata
+from fleetplane.rpc.serving.push import Shared
 from fleetplane.rpc.serving.status import CODES, OK, UNKNOWN, Status
 
 DoneCallback = Callable[["CallContext"], None]
@@ -119,6 +120,12 @@ class CallContext:
         """
         body, messages = self._exchange.encode(message)
         return self._exchange.push_body(body, messages)
+
+    @property
+    def push_shared(self) -> Callable[[Shared], Awaitable[None] | None]:
+        """Like `push`, for messages that were made for many streams at once."""
+        assert self._exchange.headers_sent
+        return self._exchange.push_shared
 
     async def send_initial_metadata(self, initial_metadata: Iterable[tuple[str, MetadatumValue]]) -> None:
         """Send the headers now, before the first message."""

@@ -18,7 +18,7 @@ from fleetplane.rpc.serving.connection import Scope
 from fleetplane.rpc.serving.framing import Framed, FrameDecoder, FramingError
 from fleetplane.rpc.serving.handlers import Handler
 from fleetplane.rpc.serving.metadata import Header
-from fleetplane.rpc.serving.push import push
+from fleetplane.rpc.serving.push import Shared, push
 from fleetplane.rpc.serving.status import Status
 from fleetplane.rpc.statistics import MethodStatistics
 
@@ -284,6 +284,15 @@ class Exchange:
             return push(self._send, {"type": "http.response.body", "body": body, "more_body": True})
         except OSError as error:
             raise ClientGone from error
+
+    def push_shared(self, shared: Shared) -> Awaitable[None] | None:
+        """Like `push_body`, for what many streams are sent."""
+        self._statistics.sent += shared.messages
+        try:
+            sending = self._send(shared.event)
+        except OSError as error:
+            raise ClientGone from error
+        return None if sending is shared.taken else shared.pushed(sending)
 
     async def send_each(self, answers: AsyncIterator[Any]) -> None:
         """Send what a handler yields. A watch's whole way from its event to the socket is this loop."""

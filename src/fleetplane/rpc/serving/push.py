@@ -8,22 +8,45 @@ that the call's own task does so before anything else is sent.
 
 from __future__ import annotations
 
-import asyncio
 import types
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any
+from typing import Any, Final
+
+from fleetplane.rpc.serving.framing import Framed
+
+_TAKEN: Final = object()
+
+
+class Shared:
+    """Messages for many streams, as the event that a transport takes: made once, and sent as it is."""
+
+    __slots__ = ("event", "messages", "taken")
+
+    def __init__(self, framed: Framed) -> None:
+        self.event = {"type": "http.response.body", "body": framed.body, "more_body": True}
+        self.messages = framed.messages
+        self.taken: object = None
+        """What the transport answered when it took the message. An iterator that has ended does not begin
+        again: when it answers with the same one, it has taken the message as well."""
+
+    def pushed(self, sending: Any) -> Awaitable[None] | None:
+        """What `push` makes of the transport's answer."""
+        left = _left(sending)
+        if left is None:
+            self.taken = sending
+        return left
 
 
 def push(send: Callable[[dict[str, Any]], Awaitable[None]], event: dict[str, Any]) -> Awaitable[None] | None:
     """Send an event; None if the transport took it, else what the call's task must await first."""
-    sending: Any = send(event)
-    if asyncio.isfuture(sending) or not hasattr(sending, "__next__"):
+    return _left(send(event))
+
+
+def _left(sending: Any) -> Awaitable[None] | None:
+    if not hasattr(sending, "__next__"):
         return sending  # type: ignore[no-any-return]
-    try:
-        pending = next(sending)
-    except StopIteration:
-        return None
-    return _rest(sending, pending)
+    pending = next(sending, _TAKEN)
+    return None if pending is _TAKEN else _rest(sending, pending)
 
 
 @types.coroutine

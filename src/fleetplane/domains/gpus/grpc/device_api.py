@@ -24,11 +24,26 @@ from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
 from fleetplane.kernel.errors import AlreadyExists, Compacted, InvalidArgument, NotFound, Unavailable
 from fleetplane.kernel.store import Store
-from fleetplane.kernel.watch import Batch, Watch
-from fleetplane.rpc import CallContext, Framed, ImmediateAnswer
+from fleetplane.kernel.watch import Audience, Batch, Watch
+from fleetplane.rpc import CallContext, Framed, ImmediateAnswer, Shared
 
 SNAPSHOT_CHUNK = 64
 """GPUs announced per write at the start of a watch; 64 of about 1 KB fill a large frame."""
+
+
+class Listeners(Audience):
+    """The watches of one dialect, who are all sent the same bytes."""
+
+    def __init__(self, encodings: Encodings, sent: Counter[str]) -> None:
+        self._encodings = encodings
+        self._sent = sent
+
+    def prepare(self, batch: Batch) -> Shared:
+        return Shared(self._encodings.events(batch))
+
+    def told(self, batch: Batch, sinks: int) -> None:
+        for event in batch.events:
+            self._sent[event.type] += sinks
 
 
 class GpuReader:
@@ -38,9 +53,12 @@ class GpuReader:
         self._store = store
         self._gpus = gpus
         self._encodings = {dialect: Encodings(gpus, dialect) for dialect in Dialect}
+        self.events_sent: Counter[str] = Counter()
+        self._audiences = {
+            dialect: Listeners(encodings, self.events_sent) for dialect, encodings in self._encodings.items()
+        }
         self._watches: set[Watch] = set()
         self._ordered: tuple[Sequence[Gpu], Sequence[Gpu]] = ((), ())
-        self.events_sent: Counter[str] = Counter()
 
     @property
     def open_watches(self) -> int:
@@ -77,7 +95,7 @@ class GpuReader:
     async def watch(self, after: int | None, dialect: Dialect, context: CallContext) -> AsyncIterator[Framed]:
         """Everything that is, then everything that changes; only the latter after a version."""
         await context.send_initial_metadata(())
-        encodings = self._encodings[dialect]
+        encodings, audience = self._encodings[dialect], self._audiences[dialect]
         await self._gpus.settled()
         snapshot: Sequence[Gpu] = ()
         if after is None:
@@ -92,17 +110,13 @@ class GpuReader:
                     chunk = snapshot[start : start + SNAPSHOT_CHUNK]
                     self.events_sent["ADDED"] += len(chunk)
                     yield Framed.join([encodings.added(gpu) for gpu in chunk])
-                watch.push_to(lambda batch: context.push(self._told(batch, encodings)))
+                watch.push_to(context.push_shared, audience)
                 async for batch in watch:
-                    yield self._told(batch, encodings)
+                    audience.told(batch, 1)
+                    yield encodings.events(batch)
             finally:
                 self._watches.discard(watch)
         raise Unavailable(f"this server ends its watches; watch again from resource_version {watch.revision}")
-
-    def _told(self, batch: Batch, encodings: Encodings) -> Framed:
-        for event in batch.events:
-            self.events_sent[event.type] += 1
-        return encodings.events(batch)
 
     async def _resume_from(self, after: int) -> int:
         # Another server may have shown what this one is about to see.
