@@ -8,9 +8,9 @@ and the rules; knows no protobuf and no transport.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from fleetplane.domains.gpus import rules
 from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, REGISTRANT_LABEL, SCOPE, Gpu, GpuSpec, Report
@@ -273,11 +273,11 @@ class Gpus:
 
         return await self._update(name, replace, "update_status", provider, actor)
 
-    async def set_condition(self, name: str, condition: Condition, *, actor: str) -> int:
+    def set_condition(self, name: str, condition: Condition, *, actor: str) -> Coroutine[Any, Any, int]:
         def merge(state: State, now_ns: int) -> State:
             return rules.set_condition(state, condition, now_ns=now_ns, policy=self._policy)
 
-        return await self._update(name, merge, "update_condition", condition.writer, actor)
+        return self._update(name, merge, "update_condition", condition.writer, actor)
 
     async def _update(
         self, name: str, new_state: rules.NewState, operation: str, provider: str, actor: str
@@ -285,13 +285,15 @@ class Gpus:
         returning, resting = await self._returning(provider), self._resting(provider)
 
         def change(draft: Draft) -> int:
-            if draft.get(GPU, SCOPE, name) is None:
+            gpu = draft.get(GPU, SCOPE, name)
+            if gpu is None:
                 raise _not_found(name)
-            self._restore(draft, provider, (*returning, name))
+            if returning or (gpu.status is not None and gpu.status.silenced):
+                self._restore(draft, provider, (*returning, name))
+                gpu = draft.get(GPU, SCOPE, name)
+                assert gpu is not None
             if resting:
                 revive(draft, provider)
-            gpu = draft.get(GPU, SCOPE, name)
-            assert gpu is not None
             # Every report is news to a watcher, also one that repeats the last.
             after = new_state(_state(gpu), draft.now_ns)
             return _put(draft, gpu, after, provider=provider, renew=True).revision
@@ -376,7 +378,7 @@ class Gpus:
 
         Known once that is written: whoever put them aside, and on whichever server.
         """
-        if self._silencing[provider]:
+        if self._silencing.get(provider):
             await self.settled()
         return self._aside.of(provider) if provider else ()
 
@@ -409,6 +411,9 @@ def _state(gpu: Gpu) -> State:
 
 
 def _put(draft: Draft, gpu: Gpu, state: State, *, provider: str = "", renew: bool = False) -> Gpu:
+    labels = gpu.labels
+    if provider and labels.get(PROVIDER_LABEL) != provider:
+        labels = {**labels, PROVIDER_LABEL: provider}
     return draft.put(
         GPU,
         SCOPE,
@@ -416,6 +421,6 @@ def _put(draft: Draft, gpu: Gpu, state: State, *, provider: str = "", renew: boo
         spec=gpu.spec,
         status=state.status,
         conditions=state.conditions,
-        labels={**gpu.labels, PROVIDER_LABEL: provider} if provider else gpu.labels,
+        labels=labels,
         renew=renew,
     )

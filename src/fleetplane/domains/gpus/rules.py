@@ -41,8 +41,7 @@ class GpuPolicy:
     shared_writes: bool = False  # whether a provider may overwrite and remove what another said
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(msgspec.Struct, frozen=True, kw_only=True):
     """The part of a GPU that reports change: what it reads now, and what was put aside."""
 
     conditions: tuple[Condition, ...] = ()
@@ -80,20 +79,20 @@ def stamp(
 
 def set_condition(state: State, condition: Condition, *, now_ns: int, policy: GpuPolicy) -> State:
     """One condition replaced in its place, or added at the end; all others as they were."""
-    types = [present.type for present in state.conditions]
-    if condition.type not in types and len(set(types)) >= policy.max_condition_types:
+    conditions = list(state.conditions)
+    types = [present.type for present in conditions]
+    before = conditions[types.index(condition.type)] if condition.type in types else None
+    if before is None and len(set(types)) >= policy.max_condition_types:
         raise ResourceExhausted(
             f"the GPU has {policy.max_condition_types} condition types already, without {condition.type!r}",
             field="condition.type",
             hint="report under an existing type, or raise gpus.max_condition_types",
         )
-    before = next((present for present in state.conditions if present.type == condition.type), None)
-    check_writer((before,) if before is not None else (), condition.writer, policy)
     new = stamp(condition, before, now_ns=now_ns, times=policy.transition_times)
-    conditions = list(state.conditions)
     if before is None:
         conditions.append(new)
     else:
+        check_writer((before,), condition.writer, policy)
         conditions[types.index(condition.type)] = new
     size = _size_bytes(conditions)
     if size > policy.max_condition_bytes and size > _size_bytes(state.conditions):
@@ -102,6 +101,8 @@ def set_condition(state: State, condition: Condition, *, now_ns: int, policy: Gp
             field="condition.message",
             hint="send shorter messages",
         )
+    if state.status is not None and not state.status.silenced:  # nearly always
+        return State(conditions=tuple(conditions), status=state.status)
     return state.with_conditions(
         conditions, (aside for aside in state.silenced if aside.type != condition.type)
     )
@@ -111,19 +112,18 @@ def check_writer(conditions: Iterable[Condition], provider: str, policy: GpuPoli
     """Refuse a provider that names itself to replace what another said. Who names nobody may, as ever."""
     if not provider or policy.shared_writes:
         return
-    other = next((one for one in conditions if one.writer not in ("", provider)), None)
-    if other is not None:
-        raise PermissionDenied(
-            f"condition {other.type!r} was written by provider {other.writer!r}, not by {provider!r}",
-            field="provider_id",
-            hint="report under a type of your own, or set gpus.shared_writes = true",
-        )
+    for other in conditions:
+        if other.writer not in ("", provider):
+            raise PermissionDenied(
+                f"condition {other.type!r} was written by provider {other.writer!r}, not by {provider!r}",
+                field="provider_id",
+                hint="report under a type of your own, or set gpus.shared_writes = true",
+            )
 
 
 def _size_bytes(conditions: Iterable[Condition]) -> int:
-    return sum(
-        len(text.encode()) for entry in conditions for text in (entry.type, entry.reason, entry.message)
-    )
+    texts = [text for entry in conditions for text in (entry.type, entry.reason, entry.message)]
+    return len("".join(texts).encode())
 
 
 def set_status(report: Report | None) -> State:

@@ -129,10 +129,11 @@ class Writers:
 
     def __init__(self, *, tcp_writes: bool) -> None:
         self._tcp_writes = tcp_writes
+        self._local = Principal(name="local", roles=frozenset({LOCAL}))
 
     def __call__(self, connection: Connection) -> Principal:
-        if connection.transport == "unix" or self._tcp_writes:
-            return Principal(name="local", roles=frozenset({LOCAL}))
+        if self._tcp_writes or connection.transport == "unix":
+            return self._local
         raise PermissionDenied(
             "this address is for reading: any user of this machine can reach it",
             hint="write through the Unix socket, or set listeners.device-api.tcp_writes = true",

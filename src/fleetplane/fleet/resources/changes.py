@@ -8,7 +8,6 @@ could see the object, although what named its scope may be gone already.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -29,8 +28,7 @@ PACE_SECONDS = 0.02
 _ENCODER = msgspec.json.Encoder()
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
+class Version(msgspec.Struct, frozen=True, eq=False):
     """An object as it was after one change."""
 
     member: Member

@@ -8,7 +8,6 @@ that amounts to; it does not know when or whether it becomes durable.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Generic, Literal, Protocol, TypeVar
 
@@ -70,8 +69,7 @@ class UndeclaredChange(FleetplaneError):
     reason = "UNDECLARED_CHANGE"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed(Generic[R_co]):
+class Committed(msgspec.Struct, Generic[R_co], frozen=True, kw_only=True):
     """The answer to a transaction: everything it saw and did is durable."""
 
     value: R_co
@@ -107,16 +105,15 @@ class DraftSource(Protocol):
     def owner(self, claim: Claim) -> str | None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Change(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """One resource's difference, with the body to be stored."""
 
+    key: Key
     event: Event
     body: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changes:
+class Changes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a finished draft amounts to."""
 
     resources: Sequence[Change]
@@ -146,6 +143,8 @@ class Draft:
         self._ground = ground
         self._clock = clock
         self._resources: dict[Key, AnyResource | None] = {}
+        self._before: dict[Key, AnyResource | None] = {}
+        """Of each that was put or deleted: what was there before this transaction."""
         self._counts = Counts()
         self._renewed: set[Key] = set()
         self._deleted_at: dict[Key, int] = {}
@@ -203,17 +202,19 @@ class Draft:
         Saying again what is so already changes nothing, unless `renew` asks for a new revision.
         """
         key = Key(kind.name, scope, name)
-        check_key(key)
         if kind.since_level > level.FIRST:
             self._check_level(kind)
         current = self._get(key)
-        _check_expectation(key, current, expect)
+        if current is None:  # what is there has been checked
+            check_key(key)
+        if expect is not None:
+            _check_expectation(key, current, expect)
         if labels is None:
             labels = current.labels if current is not None else {}
-        else:
+        elif current is None or labels is not current.labels:
             check_labels(labels)
             labels = dict(labels)
-        before = self._ground.get(key)
+        before = self._before[key] if key in self._resources else current
         fresh = self._resources.get(key) is None
         revision = self._next if fresh or current is None else current.revision
         reborn = current is None or before is None or current.uid != before.uid
@@ -239,6 +240,7 @@ class Draft:
         if current is None:
             self._counts.add(key, 1)
         self._next += fresh
+        self._before[key] = before
         self._resources[key] = made
         return made
 
@@ -257,6 +259,7 @@ class Draft:
         else:
             revision = current.revision
         self._deleted_at.setdefault(key, revision)
+        self._before.setdefault(key, current)
         self._resources[key] = None
         return self._buried(current, revision)
 
@@ -266,7 +269,7 @@ class Draft:
     def differences(self) -> Iterator[tuple[AnyResource | None, AnyResource | None]]:
         """Each resource that was put or deleted so far, as it was before and as it is now."""
         for key, after in self._resources.items():
-            yield self._ground.get(key), after
+            yield self._before[key], after
 
     # Claims.
 
@@ -326,12 +329,11 @@ class Draft:
 
         What was written and then taken back leaves its revision unused.
         """
-        resources = [
-            change
-            for key, after in self._resources.items()
-            for change in self._difference(key, self._ground.get(key), after, touches)
-        ]
-        resources.sort(key=lambda change: change.event.revision)
+        resources: list[Change] = []
+        for key, after in self._resources.items():
+            resources += self._difference(key, self._before[key], after, touches)
+        if len(resources) > 1:
+            resources.sort(key=lambda change: change.event.revision)
         return Changes(
             resources=resources,
             claims={
@@ -352,14 +354,14 @@ class Draft:
         if key not in touches:
             raise UndeclaredChange(f"{key} was changed by a transaction that does not name it in its touches")
         if before is not None and not same:
-            yield self._change(EventType.DELETED, self._buried(before, self._deleted_at[key]))
+            yield _changed(key, EventType.DELETED, self._buried(before, self._deleted_at[key]))
         if after is not None:
-            yield self._change(EventType.MODIFIED if same else EventType.ADDED, after)
+            yield _changed(key, EventType.MODIFIED if same else EventType.ADDED, after)
 
-    def _change(self, kind: EventType, resource: AnyResource) -> Change:
-        return Change(
-            event=Event(type=kind, resource=resource, revision=resource.revision), body=encode(resource)
-        )
+
+def _changed(key: Key, kind: EventType, resource: AnyResource) -> Change:
+    event = Event(type=kind, resource=resource, revision=resource.revision)
+    return Change(key=key, event=event, body=encode(resource))
 
 
 def merged(
@@ -377,11 +379,9 @@ def merged(
 def audited(changes: Changes) -> tuple[audit.Change, ...]:
     """What the audit says of a transaction's changes: names and digests, no content."""
     entries = [
-        audit.Change(
-            "delete" if change.event.type is EventType.DELETED else "put",
-            *change.event.resource.key,
-            "" if change.event.type is EventType.DELETED else audit.digest(change.body),
-        )
+        audit.Change("delete", *change.key, "")
+        if change.event.type is EventType.DELETED
+        else audit.Change("put", *change.key, audit.digest(change.body))
         for change in changes.resources
     ]
     for claim, owner in changes.claims.items():

@@ -7,7 +7,8 @@ database must take, and what memory becomes once it has them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.clock import Clock
@@ -29,6 +30,7 @@ from fleetplane.kernel.store.engine import (
 from fleetplane.kernel.store.view import View
 from fleetplane.kernel.watch import Event, EventType
 
+_TYPES = {sort: sort.value for sort in EventType}
 ID_BYTES = 16
 ROWS_LIMIT = 2000
 """Changes in a group; it takes no further transaction then."""
@@ -36,8 +38,7 @@ BYTES_LIMIT = 1024 * 1024
 """Of the bodies in it, likewise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What one transaction answers, if the group becomes durable."""
 
     value: object
@@ -78,7 +79,8 @@ class Group:
     # The ground of each draft.
 
     def get(self, key: Key) -> AnyResource | None:
-        return self._resources[key] if key in self._resources else self._view.get(key)
+        found = self._resources.get(key)
+        return self._view.get(key) if found is None and key not in self._resources else found
 
     def list(self, kind: str, scope: str) -> Sequence[AnyResource]:
         return merged(self._view.of(kind).list(scope), self._resources, kind, scope)
@@ -106,16 +108,17 @@ class Group:
         except Exception as error:  # the caller's own; it is handed to the caller
             return Result(value=None, error=error, revision=self._revision, depends=depends)
         if changes:
+            depends = True
             self._keep(changes, draft.now_ns, actor, action)
-        return Result(value=value, error=None, revision=self._revision, depends=depends or bool(changes))
+        return Result(value=value, error=None, revision=self._revision, depends=depends)
 
     def _keep(self, changes: Changes, now_ns: int, actor: str, action: str) -> None:
         first = self._revision + 1
         if changes.takes_revision:
             self._revision = changes.resources[-1].event.revision if changes.resources else first
         for change in changes.resources:
-            event, resource = change.event, change.event.resource
-            key = resource.key
+            key, event = change.key, change.event
+            resource = event.resource
             deleted = event.type is EventType.DELETED
             self._resources[key] = None if deleted else resource
             if event.type is not EventType.MODIFIED:
@@ -127,7 +130,7 @@ class Group:
                 LogRow(
                     event.revision,
                     event.revision - first,
-                    event.type.value,
+                    _TYPES[event.type],
                     key.kind,
                     key.scope,
                     encode(bare(resource)) if key.kind in self._unlogged else change.body,

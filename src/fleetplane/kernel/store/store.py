@@ -20,6 +20,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import structlog
@@ -77,6 +78,8 @@ REACH_SECONDS = 5.0
 REACH_LOOK_SECONDS = 0.05
 FRESH_RETRY_SECONDS = 0.5
 """Before secrets that could not be read are tried again."""
+SIGNATURES_KEPT = 1024
+"""Pairs of actor and action that were checked; most writes come from few. At most 1.3 KB each."""
 _WRITING_HERE: ContextVar[bool] = ContextVar("writing_here", default=False)
 SYSTEM = "system"
 """The actor of what the server does for itself."""
@@ -495,15 +498,13 @@ class Store:
         `touches` names every resource that it might change.
         """
         self._check_may_write()
-        check_text("actor", actor, ACTOR_LIMIT_BYTES)
-        check_text("action", action, ACTION_LIMIT_BYTES)
+        _check_signature(actor, action)
         keys = frozenset(touches)
-        if self._companions:
-            asked = (companion(actor, action, keys) for companion in self._companions)
-            if parts := [part for part in asked if part is not None]:
-                keys = keys.union(*(part.touches for part in parts))
-                both = self._writer.submit(together(change, parts), actor=actor, action=action, touches=keys)
-                return _without_parts(cast("Committed[tuple[R, Any]]", await both), parts)
+        asked = [companion(actor, action, keys) for companion in self._companions]
+        if parts := [part for part in asked if part is not None]:
+            keys = keys.union(*(part.touches for part in parts))
+            both = self._writer.submit(together(change, parts), actor=actor, action=action, touches=keys)
+            return _without_parts(cast("Committed[tuple[R, Any]]", await both), parts)
         answer = self._writer.submit(change, actor=actor, action=action, touches=keys)
         return cast("Committed[R]", await answer)
 
@@ -653,6 +654,13 @@ class Store:
             coalesced_events=hub.coalesced,
             refills=hub.refilled,
         )
+
+
+@lru_cache(maxsize=SIGNATURES_KEPT)
+def _check_signature(actor: str, action: str) -> None:
+    """Refuse names that the audit log could not keep."""
+    check_text("actor", actor, ACTOR_LIMIT_BYTES)
+    check_text("action", action, ACTION_LIMIT_BYTES)
 
 
 def _without_parts(committed: Committed[tuple[R, Any]], parts: Sequence[Beside]) -> Committed[R]:

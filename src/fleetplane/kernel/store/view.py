@@ -138,7 +138,8 @@ class View:
             raise FleetplaneError(f"{kind} is not among the kinds that the store was opened with") from None
 
     def get(self, key: Key) -> AnyResource | None:
-        return self.of(key.kind).live.get((key.scope, key.name))
+        kind, scope, name = key
+        return self.of(kind).live.get((scope, name))
 
     def changed_since(self, kind: str, scope: str, revision: int) -> Iterator[AnyResource]:
         return (resource for resource in self.of(kind).list(scope) if resource.revision > revision)

@@ -234,6 +234,8 @@ class Answers:
 
     def _beside(self, actor: str, _action: str, _touches: Collection[Key]) -> Beside | None:
         """The claim and the record of a running request, in each of its transactions."""
+        if not self._running:  # nearly always, of writes that did not come by REST
+            return None
         once = self._running.get(actors.digest_of(actor))
         if once is None:
             return None

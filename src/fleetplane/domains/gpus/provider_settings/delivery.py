@@ -196,7 +196,10 @@ class ProviderSettings:
 
     def beside(self, _actor: str, _action: str, touches: Collection[Key]) -> Beside | None:
         """Part of every change of the settings: holds providers at what was, where rollouts are asked for."""
-        if not any(key.kind == PROVIDER_SETTINGS.name for key in touches):
+        for kind, _, _ in touches:
+            if kind == PROVIDER_SETTINGS.name:
+                break
+        else:
             return None
         return Beside(change=lambda draft, _made: _hold(draft), touches=holds.keys_of(SUBJECT, AT))
 
