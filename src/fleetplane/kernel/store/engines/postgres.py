@@ -24,12 +24,18 @@ from fleetplane.kernel.store.engine import (
     Contents,
     GroupPage,
     HistoryPage,
-    LoggedGroup,
     LogRow,
     Mark,
     Outcome,
     ResourceRow,
     WriteGroup,
+)
+from fleetplane.kernel.store.engines.postgres_groups import (
+    CHANGE,
+    next_groups,
+    outcome_of,
+    read_mark,
+    read_page,
 )
 from fleetplane.kernel.store.engines.postgres_line import (
     LOADER,
@@ -50,11 +56,8 @@ WRITER = {"lock_timeout": "5000", "tcp_user_timeout": "3000", "idle_in_transacti
 READER = {**LOADER, "statement_timeout": "10000", "idle_in_transaction_session_timeout": "1000"}
 
 # Columns by name, always: a newer server may add some while this one runs.
-_CHANGE = ", ".join(LogRow._fields)
 _CLAIMS = f"SELECT {', '.join(ClaimRow._fields)} FROM claims"
 _RESOURCES = f"SELECT {', '.join(ResourceRow._fields)} FROM resources"
-_GROUP = "number, revision, compacted, audit_seq, audit_hash, term, server, boot, group_id, at_ns"
-_HEAD = f"SELECT {_GROUP} FROM groups ORDER BY number DESC LIMIT 1"
 _COMMIT = f"SELECT * FROM commit_group({', '.join(f'${n}' for n in range(1, 44))})"
 
 
@@ -76,7 +79,9 @@ class PostgresEngine:
         """
         with translated():
             await bring_up_to_date(url, first_revision, levels or SUPPORTED)
-            readers = await asyncpg.create_pool(url, min_size=1, max_size=READERS, server_settings=READER)
+            readers = await asyncpg.create_pool(
+                url, min_size=1, max_size=READERS, server_settings=READER, reset=_given_back
+            )
         return cls(url, readers)
 
     async def close(self) -> None:
@@ -87,7 +92,7 @@ class PostgresEngine:
     # Writing.
 
     async def commit(self, group: WriteGroup) -> Outcome:
-        return _outcome(await self._writer.row(_COMMIT, *_arguments(group)))
+        return outcome_of(await self._writer.row(_COMMIT, *_arguments(group)))
 
     async def commit_alone(self, *, after: int, limit: int, draft: Drafting) -> Outcome | None:
         """The lock is this connection's: one that is idle for a second, or dead for three, loses it."""
@@ -95,11 +100,13 @@ class PostgresEngine:
         async def work(connection: Any) -> Outcome | None:
             async with connection.transaction():
                 await connection.execute(TAKE_LOCK)
-                page = await _page(connection, after, limit)
+                page = await next_groups(connection, after, limit) or await read_page(
+                    connection, after, limit
+                )
                 last = page.groups[-1].mark.number if page.groups else after
                 if last != page.head.number or (group := await draft(page)) is None:
                     return None
-                return _outcome(await connection.fetchrow(_COMMIT, *_arguments(group)))
+                return outcome_of(await connection.fetchrow(_COMMIT, *_arguments(group)))
 
         found: Outcome | None = await self._writer.call(work)
         return found
@@ -113,12 +120,12 @@ class PostgresEngine:
             author.server,
             author.boot,
         )
-        return _outcome(row)
+        return outcome_of(row)
 
     async def trim(self, limit: int) -> int:
         """Beside the writer, and not under its lock."""
         async with self._reading() as reader:
-            compacted = (await _mark(reader)).compacted
+            compacted = (await read_mark(reader)).compacted
             first = await reader.fetchval(
                 "SELECT number FROM groups WHERE revision >= $1 ORDER BY number LIMIT 1", compacted
             )
@@ -167,7 +174,7 @@ class PostgresEngine:
         row = await self._seat.row(
             "SELECT * FROM take_over($1, $2, $3, $4)", before.number, author.server, author.boot, life_seconds
         )
-        return _outcome(row)
+        return outcome_of(row)
 
     async def leave(self, author: Author) -> None:
         await self._seat.row(
@@ -235,7 +242,7 @@ class PostgresEngine:
 
     async def mark(self) -> Mark:
         async with self._reading() as reader:
-            return await _mark(reader)
+            return await read_mark(reader)
 
     async def lineage(self) -> str:
         async with self._reading() as reader:
@@ -256,7 +263,7 @@ class PostgresEngine:
                     if found is None:
                         raise IntegrityError("the database has no lineage")
                     yield Contents(
-                        mark=await _mark(reader),
+                        mark=await read_mark(reader),
                         lineage=found["lineage"],
                         first_revision=found["first_revision"],
                         kinds=dict(await reader.fetch("SELECT kind, revision FROM kinds")),
@@ -273,14 +280,18 @@ class PostgresEngine:
             return None if row is None else ResourceRow(*row)
 
     async def groups(self, *, after: int, limit: int) -> GroupPage:
+        async with self._reading() as reader:
+            page = await next_groups(reader, after, limit)
+        if page is not None:
+            return page
         async with self._reading(snapshot=True) as reader:
-            return await _page(reader, after, limit)
+            return await read_page(reader, after, limit)
 
     async def history(self, kind: str, *, after: int, until: int, limit: int) -> HistoryPage:
         within = "kind = $1 AND revision > $2 AND revision <= $3"
-        query = f"SELECT {_CHANGE} FROM log WHERE {within} ORDER BY revision"
+        query = f"SELECT {CHANGE} FROM log WHERE {within} ORDER BY revision"
         async with self._reading(snapshot=True) as reader:  # one for the horizon and the events
-            compacted = (await _mark(reader)).compacted
+            compacted = (await read_mark(reader)).compacted
             given = (kind, max(after, compacted), until)
             found = [LogRow(*row) for row in await reader.fetch(f"{query} LIMIT $4", *given, limit + 1)]
             if (complete := len(found) <= limit) is False:
@@ -295,7 +306,7 @@ class PostgresEngine:
     async def history_bytes(self) -> int:
         async with self._reading(snapshot=True) as reader:
             query = "SELECT coalesce(sum(length(body)), 0)::bigint FROM log WHERE revision > $1"
-            return int(await reader.fetchval(query, (await _mark(reader)).compacted))
+            return int(await reader.fetchval(query, (await read_mark(reader)).compacted))
 
     async def history_horizon(self, size_bytes: int) -> int:
         query = (
@@ -303,7 +314,7 @@ class PostgresEngine:
             " FROM log WHERE revision > $1) AS running WHERE size >= $2"
         )
         async with self._reading(snapshot=True) as reader:
-            return await reader.fetchval(query, (await _mark(reader)).compacted, size_bytes) or 0
+            return await reader.fetchval(query, (await read_mark(reader)).compacted, size_bytes) or 0
 
     async def secret(self, name: str) -> bytes | None:
         async with self._reading() as reader:
@@ -332,70 +343,14 @@ class PostgresEngine:
             after = page[-1].seq
 
 
+async def _given_back(_reader: Any) -> None:
+    """Nothing of a session outlives its statements, so there is nothing to ask the database to undo."""
+
+
 async def _resources(reader: Any, kinds: Sequence[str]) -> AsyncGenerator[Sequence[ResourceRow], None]:
     cursor = await reader.cursor(f"{_RESOURCES} WHERE kind = ANY($1)", list(kinds))
     while page := await cursor.fetch(LOAD_PAGE_ROWS):
         yield [ResourceRow(*row) for row in page]
-
-
-async def _page(reader: Any, after: int, limit: int) -> GroupPage:
-    """Of one moment: in a snapshot, or while nobody can write."""
-    rows: dict[int, list[LogRow]] = {}
-    query = f"SELECT number, {_CHANGE} FROM log WHERE number > $1 AND number <= $2 ORDER BY number, position"
-    head = await _mark(reader)
-    last = head.number
-    found = await reader.fetch(f"{query} LIMIT $3", after, last, limit)
-    if len(found) == limit:  # of the last there may be more
-        last = max(found[0]["number"], found[-1]["number"] - 1)
-        found = await reader.fetch(query, after, last)
-    listed = await reader.fetch(
-        f"SELECT {_GROUP} FROM groups WHERE number BETWEEN $1 AND $2 ORDER BY number LIMIT $3",
-        after,
-        last,
-        limit + 1,
-    )
-    for number, *row in found:
-        rows.setdefault(number, []).append(LogRow(*row))
-    groups = [_logged(row, rows.get(row["number"], ())) for row in listed]
-    before = groups.pop(0).mark if groups and groups[0].mark.number == after else None
-    return GroupPage(head=head, before=before, groups=groups)
-
-
-async def _mark(reader: Any) -> Mark:
-    row = await reader.fetchrow(_HEAD)
-    if row is None:
-        raise IntegrityError("the database has no revision")
-    return _after(row)
-
-
-def _after(row: Any) -> Mark:
-    return Mark(
-        number=row["number"],
-        revision=row["revision"],
-        compacted=row["compacted"],
-        audit_seq=row["audit_seq"],
-        audit_hash=row["audit_hash"],
-    )
-
-
-def _author(row: Any) -> Author:
-    return Author(row["server"], row["boot"], row["term"])
-
-
-def _outcome(row: Any) -> Outcome:
-    return Outcome(
-        written=row["written"],
-        mark=_after(row),
-        author=_author(row),
-        now_ns=row["now_ns"],
-        alive=row["is_alive"],
-    )
-
-
-def _logged(row: Any, changes: Sequence[LogRow]) -> LoggedGroup:
-    return LoggedGroup(
-        id=row["group_id"], author=_author(row), mark=_after(row), log=changes, at_ns=row["at_ns"]
-    )
 
 
 def _arguments(group: WriteGroup) -> list[object]:
