@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from itertools import chain
@@ -22,6 +20,7 @@ from sqlalchemy.sql.schema import Table
 from fleetplane.kernel.errors import IntegrityError, OutcomeUnknown
 from fleetplane.kernel.store import schema
 from fleetplane.kernel.store.engine import Author, Mark, Outcome, WriteGroup
+from fleetplane.kernel.store.engines.worker import Worker
 from fleetplane.kernel.store.space import is_full
 
 R = TypeVar("R")
@@ -30,6 +29,9 @@ INSERTED_ROWS = 64
 """In one statement, at most; of eight columns, 512 parameters of the 32,766 that SQLite takes."""
 KEPT_STATEMENTS = 512
 """Prepared: 64 of each of six tables, and the rest; about 5 KB each when all are in use."""
+
+STOP_SECONDS = 5.0
+"""For the thread to end that has closed its connection: microseconds, unless the machine stands still."""
 
 JOURNAL_LIMIT_BYTES = 16 * 1024 * 1024
 """What a log that had to grow shrinks back to; four times the 1,000 pages after which it is folded in."""
@@ -118,7 +120,7 @@ def configure(connection: DBAPIConnection | sqlite3.Connection, busy_timeout_sec
 
 
 class SqliteWriter:
-    def __init__(self, path: Path, thread: ThreadPoolExecutor, connection: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, thread: Worker, connection: sqlite3.Connection) -> None:
         self._path = path
         self._thread = thread
         self._connection = connection
@@ -129,7 +131,7 @@ class SqliteWriter:
 
     @classmethod
     async def open(cls, path: Path, busy_timeout_seconds: float) -> Self:
-        thread = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
+        thread = Worker("store-writer")
 
         def connect() -> sqlite3.Connection:
             # Transactions are begun and ended in so many words.
@@ -142,9 +144,9 @@ class SqliteWriter:
             return connection
 
         try:
-            connection = await asyncio.get_running_loop().run_in_executor(thread, connect)
+            connection = await thread.call(connect)
         except BaseException:
-            thread.shutdown(wait=False)
+            thread.stop()
             raise
         return cls(path, thread, connection)
 
@@ -152,14 +154,14 @@ class SqliteWriter:
         try:
             await self.run(lambda connection: connection.close())
         finally:
-            self._thread.shutdown(wait=False)
+            self._thread.stop(wait_seconds=STOP_SECONDS)
 
     async def run(self, work: Callable[[sqlite3.Connection], R]) -> R:
         """Do something in the thread; nothing else is done there meanwhile."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._connection)
+        return await self._thread.call(work, self._connection)
 
     async def commit(self, group: WriteGroup) -> Outcome:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, group)
+        return await self._thread.call(self._commit, group)
 
     # In the thread.
 
