@@ -13,6 +13,7 @@ import pytest
 LONG = (
     "tests/faults/test_cluster_faults.py",
     "tests/faults/test_cluster_agents.py",
+    "tests/faults/test_rolling_upgrade.py",
     "tests/docs/test_pages_run.py::test_the_page_about_boards",
     "tests/web/test_console_browser.py",
     "tests/web/test_console_pages.py",
