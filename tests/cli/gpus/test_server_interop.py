@@ -89,6 +89,11 @@ class Node:
     def gpus(self, *arguments: str) -> Outcome:
         return execute("gpus", *arguments, "--address", str(self.socket))
 
+    def has_lease(self) -> bool:
+        told = execute("get", "providers", "-o", "json", "--data-dir", str(self.folder / "data"))
+        assert told.code == 0, told.err
+        return any(one["status"]["heartbeats"] for one in json.loads(told.out)["items"])
+
     def wait_for(self, name: str, term: str, reason: str) -> None:
         outcome = self.gpus("get", name, "--wait-for", term, "--timeout", "60s", "-o", "json")
         assert outcome.code == 0, outcome.err
@@ -130,6 +135,7 @@ def test_a_silent_agent_turns_its_conditions_unknown_and_brings_them_back(node: 
     node.start_server(lease_seconds=2.0)
     node.start_agent()
     node.wait_for(uuid(0), "NVMLReady=True", "Initialized")
+    eventually(node.has_lease, "the agent has a lease", within_seconds=60)
     assert node.stop(node.agent, signal.SIGKILL) == -signal.SIGKILL
     node.wait_for(uuid(0), "NVMLReady=Unknown", "ProviderSilent")
     node.start_agent()

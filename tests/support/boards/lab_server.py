@@ -22,6 +22,7 @@ def main() -> None:
         "boot_id": str(folder / "boot_id"),
         "configuration": str(folder / "etc"),
         "programs": str(folder / "bin"),
+        "mark": str(folder / "mark"),
     }
     defaults = Places.__init__.__kwdefaults__
     assert defaults is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import pytest
@@ -182,6 +183,26 @@ async def test_heartbeats_name_the_gpus_and_keep_coming(rig: Rig, device_api: De
     beat = device_api.calls_of("Heartbeat")[-1]
     assert beat.provider_id == "nvml-provider"
     assert sorted(beat.gpu_names) == sorted(rig.uuids)
+
+
+async def test_a_lease_is_held_from_the_first_report_on_however_many_are_to_come(
+    rig: Rig, device_api: DeviceApiDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A provider without a lease is never missed, and what it said would be believed for ever."""
+    device_api.start()
+    may_go_on, register = asyncio.Event(), DeviceLink.register
+
+    async def held_up(link: DeviceLink, name: str, *more: Any) -> bool:
+        if name != rig.uuids[0]:
+            await may_go_on.wait()
+        return await register(link, name, *more)
+
+    monkeypatch.setattr(DeviceLink, "register", held_up)
+    async with running(rig.library, device_api):
+        await until(lambda: device_api.calls_of("Heartbeat"))
+        assert list(device_api.calls_of("Heartbeat")[0].gpu_names) == [rig.uuids[0]]
+        may_go_on.set()
+        await until(lambda: sorted(device_api.calls_of("Heartbeat")[-1].gpu_names) == sorted(rig.uuids))
 
 
 async def test_bad_news_from_a_time_without_connection_comes_before_the_first_heartbeat(

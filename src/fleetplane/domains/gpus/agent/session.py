@@ -62,6 +62,8 @@ class Session:
         self._log = log
         self._check_in = check_in
         self._settings = settings
+        self._vouches = asyncio.Event()
+        """The server has a report of ours: from here on it must notice if we fall silent."""
         self._spoke = asyncio.Event()
         self.settled = False
         """The server has received every report at least once."""
@@ -120,13 +122,13 @@ class Session:
             if not gpu.reconciled:
                 self._ledger.reconcile(gpu, await self._link.read_verdict(gpu.name))
             verdict = gpu.verdict  # the driver may change it while we speak; then it is owed again
-            if not gpu.introduced and await finish(self._register(gpu, verdict)):
-                return True
-            await self._link.report(gpu.name, verdict)
+            if gpu.introduced or not await finish(self._register(gpu, verdict)):
+                await self._link.report(gpu.name, verdict)
+                self._ledger.told(gpu, verdict)
         except grpc.aio.AioRpcError as error:
             gpu.introduced = False  # it may be gone from the server: begin with it anew
             return self._is_refusal(error, gpu)
-        self._ledger.told(gpu, verdict)
+        self._vouches.set()
         return True
 
     async def _register(self, gpu: ManagedGpu, verdict: Verdict) -> bool:
@@ -154,10 +156,11 @@ class Session:
     async def _beat(self) -> NoReturn:
         """Renew the lease for the GPUs that this provider vouches for, never before its first report.
 
-        A heartbeat that names no GPU would vouch for all we ever reported, so there is none then.
+        And at once after that, however many are still to be told of: a provider without a lease is never
+        missed. A heartbeat that names no GPU would vouch for all we ever reported, so there is none then.
         """
         complained = False
-        await self._spoke.wait()
+        await self._vouches.wait()
         while True:
             try:
                 if names := self._ledger.vouched_for:
@@ -168,7 +171,10 @@ class Session:
                 if not complained:  # an older server has no leases, and is served all the same
                     complained = True
                     self._log.warning("heartbeat_refused", code=error.code().name, error=error.details())
-            await self._clock.sleep(self._heartbeat_seconds())
+            if self._spoke.is_set():
+                await self._clock.sleep(self._heartbeat_seconds())
+            else:
+                await self._spoke.wait()
 
     def _is_refusal(self, error: grpc.aio.AioRpcError, gpu: ManagedGpu) -> bool:
         """False (not told) for an answer about this GPU; the end of the session for no answer."""
