@@ -141,11 +141,33 @@ def test_routes_stand_behind_the_same_gate() -> None:
     with_pair(work)
 
 
+def test_a_gate_answers_everything_from_the_moment_at_which_its_server_leads() -> None:
+    async def work(servers: Pair) -> None:
+        store = servers.standby.store.reader(lambda: StandsBy("one is active"))
+        gate = ReadGate(servers.standby, store, active=False)
+        asked_as: list[bool] = []
+
+        async def app(scope: Any, _receive: Any, send: Any) -> None:
+            asked_as.append(READS_ONLY in scope)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        acts = gate.mount(Mount(path="/acts", app=app, summary="s"))
+        reads = gate.mount(Mount(path="/reads", app=app, needs=Needs.STORE))
+        assert [(await asked(one.app, READS))[0] for one in (acts, reads)] == [503, 200]
+        gate.lead()
+        assert acts.listed()
+        await gate.passed(Needs.ACTIVE)
+        assert [(await asked(one.app, READS))[0] for one in (acts, reads)] == [200, 200]
+        assert asked_as == [True, False, False]
+
+    with_pair(work)
+
+
 async def _not_reads(gate: ReadGate, app: Any) -> None:
     """What has no reads is refused as a whole, and not missing; what needs nothing has no gate."""
     refused = gate.mount(Mount(path="/y", app=app, summary="s", is_page=True))
     status, body = await asked(refused.app, READS)
-    assert (status, b"one is active" in body, refused.path, refused.summary) == (503, True, "/y", "")
+    assert (status, b"one is active" in body, refused.path, refused.listed()) == (503, True, "/y", False)
     assert (await asked(refused.app, {"type": "websocket", "path": "/y"}))[0] == 1013
     document = Mount(path="/z", app=app, needs=Needs.NOTHING)
     assert gate.mount(document) is document

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.gpus.serving import gpus_only
 
-from fleetplane import front, server
+from fleetplane import front, server, serving
 from fleetplane.kernel.identity import Authority
 from fleetplane.presenting import Presenting
 from fleetplane.rpc import Listener, ListenerSpec, open_listener
@@ -42,7 +42,7 @@ async def test_a_step_of_the_authority_while_listeners_open_renews_them(
         renewed.set()
 
     monkeypatch.setattr(server, "_stop_on_signals", lambda: stop)
-    monkeypatch.setattr(server, "Authority", SeenAuthority)
+    monkeypatch.setattr(serving, "Authority", SeenAuthority)
     monkeypatch.setattr(front, "open_listener", stepping)
     monkeypatch.setattr(Presenting, "_renew", renew)
     async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as tasks:

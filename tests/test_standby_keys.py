@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +15,9 @@ from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store, StoreSettings
-from fleetplane.kernel.watchdog import Watchdog
 from fleetplane.sections.process import TelemetrySettings
+from fleetplane.serving import Serving
 from fleetplane.sim.clock import VirtualClock
-from fleetplane.standby_reads import StandbyReads
 
 
 async def test_a_server_that_stands_by_tells_what_the_active_one_measured_and_takes_what_agents_say_there(
@@ -37,9 +37,11 @@ async def test_a_server_that_stands_by_tells_what_the_active_one_measured_and_ta
             data_dir=str(tmp_path), store=SimpleNamespace(url=url), telemetry=TelemetrySettings()
         )
         measuring: Any = SimpleNamespace(keeps_telemetry=True)
-        standby: Any = SimpleNamespace(store=store)
-        reads = StandbyReads(settings, given, (measuring,), clock, Watchdog())
-        kernel = await reads._kernel(standby, stack)
+        nobody: Any = None
+        serving = Serving(
+            settings, given, (measuring,), clock, announce=nobody, turn=nobody, stop=asyncio.Event()
+        )
+        kernel = await serving._kernel(store, stack)
         assert kernel.telemetry is not None
         active.offer(lines=[line(1)])
         await active.flush()

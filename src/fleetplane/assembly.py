@@ -47,12 +47,10 @@ async def build(
     kernel: Kernel,
     *,
     verify_audit: Verification | None = None,
-    stands_by: bool = False,
 ) -> list[Domain]:
     """Every enabled domain, ready to be prepared; and those that every server has.
 
-    `verify_audit` is how the server checks its own audit log when somebody asks it to; one that `stands_by`
-    answers reads while another server is active.
+    `verify_audit` is how the server checks its own audit log when somebody asks it to.
     """
     from fleetplane.domains.fleetwide.releases import release_options
     from fleetplane.domains.fleetwide.server import FleetwideDomain
@@ -78,7 +76,7 @@ async def build(
         ),
         gates=settings.rollouts,
         verify_audit=verify_audit,
-        beside=_neighbours(settings, kernel, stands_by=stands_by),
+        beside=_neighbours(settings, kernel),
     )
     declared = blueprints(settings)
     held = Rights(kernel.door.tree, [one.grants for one in declared], _operator_roles(declared))
@@ -134,7 +132,7 @@ def telemetry_limits(settings: Settings) -> TelemetryLimits:
     )
 
 
-def _neighbours(settings: Settings, kernel: Kernel, *, stands_by: bool) -> Neighbours:
+def _neighbours(settings: Settings, kernel: Kernel) -> Neighbours:
     from fleetplane.domains.fleetwide.servers import Neighbours
 
     if not settings.store.url:
@@ -142,7 +140,8 @@ def _neighbours(settings: Settings, kernel: Kernel, *, stands_by: bool) -> Neigh
     from fleetplane.kernel.store.engines.postgres_servers import ServerRoster
 
     roster = ServerRoster(settings.store.url, kernel.clock, settings.server_name)
-    return Neighbours(name=settings.server_name, roster=roster, stands_by=stands_by)
+    store = kernel.store
+    return Neighbours(name=settings.server_name, roster=roster, leads=lambda: store.leads)
 
 
 def _context(settings: Settings, wanted: Iterable[Declaration]) -> ServerContext:

@@ -48,14 +48,10 @@ class Front:
         *,
         gate: ReadGate | None,
         watchdog: Watchdog,
-        stands_by: bool = False,
     ) -> None:
-        """A server that `stands_by` opens listeners on which every server answers something, if it can."""
         self._settings = settings
-        self._stands_by = stands_by
         self._authority = kernel.authority
         self._domains = domains
-        self._registry = registry
         self._watchdog = watchdog
         page = MetricsPage(
             registry,
@@ -75,12 +71,10 @@ class Front:
             self.ops,
             lambda: kernel.operators.session(LOCAL_PRINCIPAL.name, roles=roles, life_seconds=SESSION_SECONDS),
         )
-        self._served = {
-            name: app for name, app in self.apps.items() if app.is_served_anywhere or not stands_by
-        }
         self.presenting = Presenting(kernel.authority, self._specs, self.apps.values(), kernel.clock)
         self.listeners: list[Listener] = []
-        self.warden: Warden
+        self.warden = Warden()
+        registry.register(WardenCollector(self.warden))
 
     def __repr__(self) -> str:
         return f"<Front {', '.join(one.name for one in self.listeners)}>"
@@ -92,32 +86,38 @@ class Front:
     def _specs(self) -> list[ListenerSpec]:
         """How every listener is opened, with certificates made now."""
         settings = self._settings
-        grpc = endpoints.grpc(settings, self._served, self._domains, self._authority, owner=self._owner)
+        grpc = endpoints.grpc(settings, self.apps, self._domains, self._authority, owner=self._owner)
         web = endpoints.web(settings, self.ops, self._authority)
         found = (endpoints.within_budget(settings, spec) for spec in (web, *grpc))
         return [replace(spec, watchdog=self._watchdog) for spec in found]
 
-    async def open(self, stack: contextlib.AsyncExitStack, *, grace_seconds: float) -> None:
-        """Open every listener until the stack ends, or raise.
+    async def open(
+        self, stack: contextlib.AsyncExitStack, *, grace_seconds: float, stands_by: bool = False
+    ) -> None:
+        """Open every listener that is not open yet until the stack ends, or raise.
 
-        One that stands by must open the web listener alone: another process may have the other addresses.
+        A server that `stands_by` opens those on which every server answers something. It must open the web
+        listener alone: another process may have the other addresses, until it is this server's turn.
         """
         specs = self._specs()
         connections = connections_of([spec.connections for spec in specs])
+        known = {listener.name for listener in self.listeners}
         for spec, number in zip(specs, connections, strict=True):
+            if spec.name in known or (stands_by and not self._is_served_anywhere(spec.name)):
+                continue
             opening = open_listener(replace(spec, connections=number), grace_seconds=grace_seconds)
             try:
                 self.listeners.append(await stack.enter_async_context(opening))
             except SettingsError as error:
-                if not self._stands_by or spec.name == WEB:
+                if not stands_by or spec.name == WEB:
                     raise
                 log.warning("standby.listener_not_opened", listener=spec.name, error=error.message)
+                continue
+            self.warden.tend(self.listeners[-1].tend(), self.listeners[-1].door.visits)
         self.presenting.opened(self.listeners)
-        self.warden = Warden(
-            {port: budget for listener in self.listeners for port, budget in listener.tend().items()},
-            [listener.door.visits for listener in self.listeners],
-        )
-        self._registry.register(WardenCollector(self.warden))
+
+    def _is_served_anywhere(self, listener: str) -> bool:
+        return listener == WEB or self.apps[listener].is_served_anywhere
 
     def stop_accepting(self) -> None:
         for listener in self.listeners:

@@ -29,6 +29,8 @@ class StandsBy(Unavailable):
 
 def elsewhere(standby: Standby) -> StandsBy:
     """The refusal of what only the active server does."""
+    if standby.seat.author.term:
+        return StandsBy("this server is becoming the active one, and does not do this yet", hint="try again")
     active = standby.seat.holder.server
     return StandsBy(
         f"this server stands by, and does not do this; {active} is active",
@@ -44,6 +46,10 @@ class ReadGate:
         self._standby = standby
         self._store = store
         self._active = active
+
+    def lead(self) -> None:
+        """Answer everything from now on."""
+        self._active = True
 
     def __repr__(self) -> str:
         return f"<ReadGate {'active' if self._active else 'stands by'} {self._standby.index!r}>"
@@ -84,18 +90,14 @@ class ReadGate:
             yield
 
     def mount(self, one: Mount) -> Mount:
-        """The same routes behind the gate; refused as a whole where this server can answer none of them.
+        """The same routes behind the gate; refused as a whole while this server can answer none of them.
 
         They are mounted all the same: another application, at a shorter path, would say that there are none.
         """
         if one.needs is Needs.NOTHING:
             return one
-        if one.needs is Needs.ACTIVE and not self._active:
-            return Mount(path=one.path, app=self._refusing)
-        return replace(one, app=self._guarded(one.app, one.needs))
-
-    async def _refusing(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        await _refuse(self.elsewhere(), scope, send)
+        guarded = replace(one, app=self._guarded(one.app, one.needs))
+        return replace(guarded, listed=lambda: self._active) if one.needs is Needs.ACTIVE else guarded
 
     def _guarded(self, app: App, needs: Needs) -> App:
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:

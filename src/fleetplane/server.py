@@ -1,4 +1,4 @@
-"""The server's composition root: the whole server, in the order it comes to life."""
+"""The server's composition root: opens the store, and serves as what this server is to its database."""
 
 from __future__ import annotations
 
@@ -7,186 +7,112 @@ import contextlib
 import math
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-from fleetplane import __version__, assembly, housekeeping, ready_file
-from fleetplane.audit_keeper import AuditKeeper, anchors
-from fleetplane.domains.blueprint import Domain, Kernel, prepare_both, run_both
-from fleetplane.front import Front
-from fleetplane.grpc_apps import keep_to_rights
-from fleetplane.kernel.attention import Attention, AttentionCollector
-from fleetplane.kernel.audit import archive as audit_archive
+from fleetplane import assembly, ready_file
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.errors import IntegrityError, SettingsError
-from fleetplane.kernel.identity import Authority
-from fleetplane.kernel.identity.operators import Operators
-from fleetplane.kernel.identity.revocation import Revocations
-from fleetplane.kernel.identity.revocation_lists import RevocationLists
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.private_directory import ensure_private
 from fleetplane.kernel.store import Store, StoreSettings, lineage
-from fleetplane.kernel.store.bells.metrics import BellCollector
-from fleetplane.kernel.store.history import HistoryBounds, HistoryKeeper
-from fleetplane.kernel.store.metrics import StoreCollector
-from fleetplane.kernel.store.space import Space
-from fleetplane.kernel.telemetry import Telemetry
-from fleetplane.kernel.telemetry.metrics import TelemetryCollector
-from fleetplane.kernel.watchdog import Watchdog, WatchdogCollector
+from fleetplane.kernel.store.servers.standby import Standby
 from fleetplane.keys import MasterKeys
-from fleetplane.offline import DataDirectory
-from fleetplane.rpc import (
-    CallStatistics,
-)
-from fleetplane.rpc.listening.doors import Door
-from fleetplane.sections.objects import ObjectStorageSettings
+from fleetplane.serving import Announce, Serving, Turn
 from fleetplane.settings import Settings
-from fleetplane.standby_reads import StandbyReads
-from fleetplane.web.merged_metrics import Merged
-from fleetplane.web.ops import Readiness
 
-T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 INSISTING_SECONDS = 0.5
 """Signals this close together are one request: `timeout`, a terminal and a supervisor may each pass it on."""
-
-
-Announce = Callable[[dict[str, list[str]], Sequence[str]], None]
-"""Prints the addresses and notices for the person who started the server."""
+BEGIN_SECONDS = 1.0
+"""Before a server serves that stands by: who is alone, or first, is active by then."""
+RETRY_SECONDS = 5.0
+"""Before what could not be built while standing by is built again."""
 
 
 async def serve(settings: Settings, *, announce: Announce) -> None:
     """Run until SIGTERM or SIGINT, then end what is open cleanly."""
     clock: Clock = SystemClock()
-    attention = Attention(clock)
-    watchdog = Watchdog()
     stop = _stop_on_signals()
     data_dir = Path(settings.data_dir)
     ensure_private(data_dir, setting="data_dir")
     blueprints = assembly.blueprints(settings)
     assembly.shared_objects(settings)  # or an error, before anything is opened
     kinds = [*KERNEL_KINDS, *(kind for blueprint in blueprints for kind in blueprint.kinds)]
-    calls = CallStatistics()
-    registry = CollectorRegistry()
+    keys = MasterKeys(settings, clock)
+    joined: asyncio.Future[Standby] = asyncio.get_running_loop().create_future()
     async with contextlib.AsyncExitStack() as stack:
-        keys = MasterKeys(settings, clock)
-        reads = StandbyReads(settings, keys, blueprints, clock, watchdog)
         opening = Store.open(
             _store_settings(settings, data_dir, clock),
             kinds=kinds,
             clock=clock,
             audit_key=lambda is_new: keys.audit(may_create=is_new),
-            meanwhile=reads.serve,
+            meanwhile=lambda standby: _tell(joined, standby),
         )
+        turn = asyncio.ensure_future(stack.enter_async_context(opening))
+        serving = Serving(settings, keys, blueprints, clock, announce=announce, turn=turn, stop=stop)
         try:
-            store = await _until(stop, stack.enter_async_context(opening))
-            if store is None:  # while it stood by
-                return
-        except (IntegrityError, SettingsError):  # of ours: nobody else has it open
-            ready_file.withdraw(settings.ready_file)
+            await _live(serving, joined, turn, stop)
+        except (IntegrityError, SettingsError):
+            if turn.done() and not turn.cancelled() and turn.exception() is not None:
+                ready_file.withdraw(settings.ready_file)  # of ours: nobody else has it open
             raise
-        ready_file.withdraw(settings.ready_file)
-        clock = store.clock  # one for all who share a database
-        master = keys.master(may_create=False)
-        authority = await Authority.load_or_create(store, master, clock)
-        revocations = Revocations(store, clock)
-        telemetry = None
-        if any(blueprint.keeps_telemetry for blueprint in blueprints):
-            telemetry = await stack.enter_async_context(
-                Telemetry.open(
-                    data_dir / "telemetry.db",
-                    clock,
-                    limits=assembly.telemetry_limits(settings),
-                    url=settings.store.url,
-                )
-            )
-            registry.register(TelemetryCollector(telemetry))
-        kernel = Kernel(
-            store=store,
-            clock=clock,
-            attention=attention,
-            calls=calls,
-            master=master,
-            authority=authority,
-            revocations=revocations,
-            telemetry=telemetry,
-            operators=await Operators.load(store, master, clock),
-            revocation_lists=RevocationLists(store, authority, clock),
-        )
-        directory = DataDirectory(settings, clock)
-        domains = await assembly.build(
-            settings,
-            kernel,
-            verify_audit=lambda lines, elsewhere: directory.verified(lines, archives_are_elsewhere=elsewhere),
-        )
-        for domain in domains:
-            await prepare_both(domain)
-        front = Front(
-            settings, kernel, blueprints, domains, registry, gate=reads.gate(store), watchdog=watchdog
-        )
-        ops, health, apps = front.ops, front.health, front.apps
-        keeper = _audit_keeper(settings, keys, store, clock)
-        registry.register(keeper)
-        _collect(registry, domains, calls, store)
-        registry.register(AttentionCollector(attention))
-        registry.register(WatchdogCollector(watchdog))
-        await front.open(stack, grace_seconds=settings.shutdown.grace_seconds)
-        addresses = front.addresses
-        for domain in domains:
-            domain.opened(addresses)
-        # From here on somebody waits when the loop is held.
-        watchdog.install(asyncio.get_running_loop(), but=Door.__call__.__code__)
-        async with asyncio.TaskGroup() as controllers:
-            tasks = [
-                controllers.create_task(run_both(domain), name=f"domain/{domain!r}") for domain in domains
-            ]
-            tasks.append(controllers.create_task(attention.run(), name="attention"))
-            tasks.append(controllers.create_task(front.warden.run(), name="warden"))
-            chores = housekeeping.chores(store, clock)
-            tasks.append(controllers.create_task(housekeeping.keep_house(chores, clock), name="housekeeping"))
-            tasks.append(controllers.create_task(store.writing(), name="store"))
-            tasks.append(controllers.create_task(store.keeping_fresh(), name="secrets"))
-            tasks.append(controllers.create_task(keeper.run(), name="audit"))
-            history = HistoryKeeper(store, clock, _history_bounds(settings))
-            tasks.append(controllers.create_task(history.run(), name="history"))
-            space = Space(data_dir / "fleetplane.db", lambda: store.statistics().writable)
-            ops.trouble = lambda: "the disk is full" if space.is_full else ""
-            tasks.append(controllers.create_task(space.run(), name="space"))
-            tasks.append(controllers.create_task(front.presenting.run(), name="presenting"))
-            tasks.append(controllers.create_task(revocations.run(), name="revocations"))
-            tasks.append(controllers.create_task(keep_to_rights(apps.values(), clock), name="rights"))
-            await health.serving()
-            ops.readiness = Readiness.READY
-            stack.enter_context(ready_file.published(settings.ready_file, addresses))
-            log.info("server.ready", version=__version__, pid=os.getpid(), **addresses)
-            announce(addresses, [line for domain in domains for line in domain.notices])
-            await stop.wait()
-            log.info("server.stopping", grace_seconds=settings.shutdown.grace_seconds)
-            ops.readiness = Readiness.DRAINING
-            await health.draining()
-            await _drain(domains, front, settings.shutdown.grace_seconds)
-            for task in tasks:
-                task.cancel()
+        finally:
+            turn.cancel()
+            await asyncio.gather(turn, return_exceptions=True)
     log.info("server.stopped")
 
 
-async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """Do something that may take as long as it likes, unless the server is asked to stop."""
-    doing, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+async def _live(serving: Serving, joined: asyncio.Future[Standby], turn: Turn, stop: asyncio.Event) -> None:
+    """Serve until stopped: while others are active as one that stands by, then as the one that is."""
+    stopping = asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait([doing, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            return doing.result()
-        return None
+        await _first(joined, turn, stopping)
+        await _first(turn, stopping, seconds=BEGIN_SECONDS)
+        while not (stop.is_set() or turn.done()):
+            await _stood_by(serving, joined.result(), turn, stopping)
+            if serving.leads:
+                return
+            await _first(turn, stopping, seconds=RETRY_SECONDS)
+        if not stop.is_set():
+            turn.result()  # or what prevents it
+            await serving.run(joined.result() if joined.done() else None, leads=True)
     finally:
-        for task in (doing, stopping):
-            task.cancel()
-        await asyncio.gather(doing, stopping, return_exceptions=True)
+        stopping.cancel()
+
+
+async def _stood_by(serving: Serving, standby: Standby, turn: Turn, stopping: asyncio.Future[Any]) -> None:
+    """Serve as one that stands by, and go on so when its turn comes; what does not serve yet is dropped."""
+    attempt = asyncio.ensure_future(serving.run(standby, leads=False))
+    try:
+        await _first(attempt, turn, stopping)
+        if not serving.is_up:
+            attempt.cancel()
+        await asyncio.wait([attempt])
+        if attempt.cancelled() or (error := attempt.exception()) is None:
+            return
+        if serving.leads:
+            raise error
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        log.warning("standby.reads_not_served", error=getattr(error, "message", repr(error)))
+    finally:
+        attempt.cancel()
+        await asyncio.gather(attempt, return_exceptions=True)
+
+
+async def _first(*ends: asyncio.Future[Any], seconds: float | None = None) -> None:
+    await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _tell(joined: asyncio.Future[Standby], standby: Standby) -> Coroutine[Any, Any, None]:
+    """This server has loaded its store, and follows the others from now on."""
+    joined.set_result(standby)
+    return asyncio.sleep(0)
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -221,41 +147,3 @@ def _store_settings(settings: Settings, data_dir: Path, clock: Clock) -> StoreSe
         group_limit=settings.store.group_limit,
         level_delay_seconds=settings.store.level_delay_seconds,
     )
-
-
-def _history_bounds(settings: Settings) -> HistoryBounds:
-    return HistoryBounds(
-        size_bytes=settings.store.history_mebibytes * 1024**2, age_days=settings.store.history_days
-    )
-
-
-def _audit_keeper(settings: Settings, keys: MasterKeys, store: Store, clock: Clock) -> AuditKeeper:
-    directory = settings.state_directory / audit_archive.DIRECTORY
-    wants_objects = any(place.startswith("objects:") for place in settings.audit.anchors)
-    objects = settings.of(ObjectStorageSettings).open(settings.state_directory) if wants_objects else None
-    return AuditKeeper(
-        store,
-        keys.checkpoints(),
-        clock,
-        settings.audit,
-        directory=directory,
-        anchors=anchors(settings.audit, directory, objects),
-    )
-
-
-def _collect(
-    registry: CollectorRegistry, domains: Iterable[Domain], calls: CallStatistics, store: Store
-) -> None:
-    ProcessCollector(registry=registry)
-    PlatformCollector(registry=registry)
-    registry.register(calls.collector())
-    registry.register(StoreCollector(store))
-    registry.register(BellCollector(store))
-    registry.register(Merged(collector for domain in domains for collector in domain.collectors))
-
-
-async def _drain(domains: Iterable[Domain], front: Front, grace_seconds: float) -> None:
-    front.stop_accepting()
-    for domain in domains:
-        domain.drain()
-    await front.drain(grace_seconds)

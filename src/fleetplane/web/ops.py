@@ -52,6 +52,8 @@ class Mount:
     needs: Needs = Needs.ACTIVE
     """The least that something of it needs. An application that has reads beside other things refuses those
     itself where the scope has `READS_ONLY`."""
+    listed: Callable[[], bool] = lambda: True
+    """Whether people are told of it now: a server that stands by may answer nothing of it."""
 
 
 class Readiness(StrEnum):
@@ -141,8 +143,9 @@ class OpsApp:
                     return 503, TEXT, f"{trouble}\n".encode(), []
                 return 200 if ready else 503, TEXT, f"{self.readiness}\n".encode(), []
             case _:
-                told = {mount.path: mount.summary for mount in reversed(self._mounts) if mount.summary}
-                pages = [mount.path for mount in reversed(self._mounts) if mount.is_page]
+                shown = [mount for mount in reversed(self._mounts) if mount.listed()]
+                told = {mount.path: mount.summary for mount in shown if mount.summary}
+                pages = [mount.path for mount in shown if mount.is_page]
                 page = {
                     "product": "fleetplane",
                     "version": self._version,

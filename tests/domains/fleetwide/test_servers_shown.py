@@ -58,7 +58,7 @@ class FixedRoster:
 def told(
     *seen: SeenServer, own: OwnFacts = OWN, name: str = "one", age: float = 0.0, stands_by: bool = False
 ) -> list[ServerStatusView]:
-    beside = Neighbours(name=name, roster=FixedRoster(seen, age_seconds=age), stands_by=stands_by)
+    beside = Neighbours(name=name, roster=FixedRoster(seen, age_seconds=age), leads=lambda: not stands_by)
     return [status for _, status in shown(own, beside, NOW_NS)]
 
 

@@ -45,7 +45,8 @@ class Rig:
         await self._make(server).run_here()
 
     async def active(self, server: VirtualServer) -> None:
-        made = self._make(server)
+        known = self.parts.get(server.name)  # if it stood by before
+        made = known[1] if known is not None else self._make(server)
         made.take_over()
         await made.run_here()
 

@@ -93,6 +93,20 @@ def test_nobody_is_silent_in_the_first_term_of_a_judge() -> None:
     virtual_loop.run(scene())
 
 
+def test_a_server_that_becomes_the_judge_without_having_stopped_gives_everybody_a_whole_term() -> None:
+    async def scene() -> None:
+        async with cluster() as servers:
+            a = await servers.start("a")
+            await asyncio.sleep(TERM + WRITE_SECONDS)
+            assert a.ears.is_settled(TERM)
+            a.ears.begin_to_judge()
+            assert not a.ears.is_settled(TERM)
+            await asyncio.sleep(TERM)
+            assert a.ears.is_settled(TERM)
+
+    virtual_loop.run(scene())
+
+
 def test_nobody_is_silent_in_the_first_term_after_a_stall_whoever_looks_first() -> None:
     async def scene() -> None:
         async with cluster() as servers:

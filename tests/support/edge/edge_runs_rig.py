@@ -50,6 +50,13 @@ class Rig:
         )
         channel = EdgeChannel(ledger=self.ledger, groups=self.groups, nodes=nodes)
         self.runs: EdgeRuns = Runs(store, clock, channel)
+        self.driving: asyncio.Task[None] | None = None
+
+    async def die(self) -> None:
+        """Drive no run any more."""
+        if self.driving is not None:
+            self.driving.cancel()
+            await asyncio.gather(self.driving, return_exceptions=True)
 
     def get(self, tenant: str, node_id: str) -> EdgeNode:
         found = self.store.get(EDGE_NODE, tenant_scope(tenant), node_id)
@@ -126,7 +133,6 @@ async def rig_in(folder: Path, courier: FakeCourier) -> AsyncIterator[Rig]:
         rig.ledger.recover()
         await rig.ledger.all_lost(detail="edge_disconnected")
         await prepare_both(rig.runs)
-        driving = asyncio.create_task(run_both(rig.runs))
+        rig.driving = asyncio.create_task(run_both(rig.runs))
         yield rig
-        driving.cancel()
-        await asyncio.gather(driving, return_exceptions=True)
+        await rig.die()

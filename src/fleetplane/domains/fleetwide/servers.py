@@ -140,8 +140,8 @@ class Neighbours:
     roster: Roster | None = None
     """None where the store is a file, which one server uses alone."""
     file: Path | None = None
-    stands_by: bool = False
-    """Whether another one is active, and this one answers reads only."""
+    leads: Callable[[], bool] = lambda: True
+    """Whether this server is the active one."""
 
     def database(self) -> DatabaseView:
         """What is known of the database now."""
@@ -173,7 +173,7 @@ def shown(
     own: OwnFacts, beside: Neighbours, now_ns: int
 ) -> Iterator[tuple[ServerSpecView, ServerStatusView]]:
     """This server first, then the others. Pure, but for the size of a file."""
-    roster = beside.roster
+    roster, leads = beside.roster, beside.leads()
     listed: Iterable[SeenByDatabase] = roster.servers if roster is not None else ()
     database, age = beside.database(), roster.age_seconds if roster is not None else 0.0
     others = [one for one in listed if one.name != beside.name]
@@ -182,10 +182,10 @@ def shown(
         ServerSpecView(domains=own.domains),
         ServerStatusView(
             id=beside.name,
-            state="standby" if beside.stands_by else "active",
+            state="active" if leads else "standby",
             version=own.version,
             answers=True,
-            writable=own.writable and not beside.stands_by,
+            writable=own.writable and leads,
             revision=own.revision,
             started_at=spelled(own.started_at_ns),
             watchers=own.watchers,

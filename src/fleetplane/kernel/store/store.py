@@ -248,6 +248,11 @@ class Store:
         other._hear_of_secrets()
         return other
 
+    def lead(self, led: Store) -> None:
+        """Be the active server's store from now on, having been a reader of `led`: nothing is refused."""
+        self.exclusive, self.succeeds = led.exclusive, led.succeeds
+        self.elsewhere = None
+
     def _hear_of_secrets(self) -> None:
         self._applier.secret_changed = self._note_secret
 
@@ -259,7 +264,7 @@ class Store:
     async def keeping_fresh(self) -> None:
         """Let every cache read at once what other servers change, until cancelled.
 
-        For the active server, which does not ask before every call whether they have.
+        Whoever is let in before every call asks by itself; watches that go on look at what is in memory.
         """
         while True:
             await self._secret_changed.wait()
@@ -285,6 +290,7 @@ class Store:
         self, author: Author, *besides: Callable[[], Coroutine[Any, Any, None]]
     ) -> AsyncIterator[None]:
         """Let this process write, for as long as what runs besides does not raise."""
+        self._hear_of_secrets()
         writer = self._writer
         writer.author = author
         self._writing = task = asyncio.create_task(first(writer.run, *besides), name="store-writer")
@@ -300,7 +306,6 @@ class Store:
     @asynccontextmanager
     async def led(self) -> AsyncIterator[None]:
         """Let this process do what one does for all: it checks the key of the chain, and trims the log."""
-        self._hear_of_secrets()
         trimming = asyncio.create_task(self._writer.trim(), name="store-trim")
         try:
             if self._audit_key:

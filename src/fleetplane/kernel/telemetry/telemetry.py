@@ -98,7 +98,7 @@ class Telemetry:
         """Telemetry in a file, or in the PostgreSQL of an address, which other servers write to as well.
 
         What was taken is written before this ends, unless the database is away. With `only_reads` nothing
-        is taken, and nothing deleted; without `sweeps`, another server deletes what is too old or too much.
+        is taken, and nothing deleted; without `sweeps`, nothing is deleted but by `sweeping`.
         """
         limits = limits or TelemetryLimits()
         engine = await _engine(path, url, limits, only_reads=only_reads)
@@ -110,7 +110,7 @@ class Telemetry:
             if not only_reads:
                 tasks.append(asyncio.create_task(telemetry._writing(), name="telemetry/writing"))
             if sweeps and not only_reads:
-                tasks.append(asyncio.create_task(telemetry._sweeping(), name="telemetry/sweeping"))
+                tasks.append(asyncio.create_task(telemetry.sweeping(), name="telemetry/sweeping"))
             try:
                 yield telemetry
             finally:
@@ -247,7 +247,8 @@ class Telemetry:
         self._used_bytes = await self._engine.used_bytes()
         return expired
 
-    async def _sweeping(self) -> None:
+    async def sweeping(self) -> None:
+        """Sweep now and then, until cancelled; for whoever opened it without `sweeps`."""
         while True:
             await self._clock.sleep(SWEEP_SECONDS)
             try:

@@ -27,7 +27,7 @@ import stat
 import struct
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
@@ -228,10 +228,9 @@ def _trickles(known: Tracked, grown: int, now: float, budget: Budget, *, asked: 
 class Warden:
     """Looks after the TCP connections of a process's listeners."""
 
-    def __init__(self, budgets: Mapping[int, Budget], visits: Iterable[dict[tuple[str, int], Visit]]) -> None:
-        """`visits` are those that the listeners' doors keep."""
-        self._rules = Rules(dict(budgets))
-        self._visits = tuple(visits)
+    def __init__(self) -> None:
+        self._rules = Rules({})
+        self._visits: list[dict[tuple[str, int], Visit]] = []
         self.cut: Counter[tuple[str, str]] = Counter()
         """By listener and reason."""
         self.held: Counter[str] = Counter()
@@ -239,6 +238,11 @@ class Warden:
 
     def __repr__(self) -> str:
         return f"<Warden held={self.held.total()} cut={self.cut.total()}>"
+
+    def tend(self, budgets: Mapping[int, Budget], visits: dict[tuple[str, int], Visit]) -> None:
+        """Look after a listener from now on; `visits` are those that its door keeps."""
+        self._rules.budgets = {**self._rules.budgets, **budgets}  # another one may be read in a thread
+        self._visits.append(visits)
 
     async def run(self) -> NoReturn:
         """Look until cancelled."""

@@ -54,7 +54,7 @@ class Rig:
         await self._make(server).run_here()
 
     async def active(self, server: VirtualServer) -> None:
-        made = self._make(server)
+        made = self.controllers.get(server.name) or self._make(server)  # it may have stood by before
         made.take_over()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(made.run_here())

@@ -117,3 +117,53 @@ async def test_the_bound_on_runs_of_a_tenant_holds_across_servers(
     with standby.store.writing_here(), pytest.raises(ResourceExhausted, match="1 runs over 6 targets"):
         await standby.start()
     assert len(active.runs.list(SCOPE)) == 1
+
+
+async def test_a_server_that_takes_over_drives_on_what_it_observed_and_tells_nothing_twice(
+    active: Rig, standby: Rig
+) -> None:
+    with standby.store.writing_here():
+        here = asyncio.create_task(standby.runs.run_here())
+    run = await active.start()
+    await standby.until(lambda: standby.runs.open_count == 1)
+    told = asyncio.create_task(_events(standby, run))
+    await active.sent_to(1)
+    await active.end(run, NODES[0])
+    await active.sent_to(2)
+    await active.die()
+
+    standby.store.lead(active.store)
+    await standby.runs.take_over()
+    for number, node in enumerate(NODES[1:], 2):
+        assert await standby.sent_to(number) == NODES[:number]
+        await active.end(run, node)
+    assert await standby.over(run) == (RunState.COMPLETE, Summary(ok=6))
+
+    events = await told
+    assert [type(event) for event in events].count(Started) == 1
+    started = [event.name for event in events if isinstance(event, TargetStarted)]
+    ended = [event.name for event in events if isinstance(event, TargetEnded)]
+    assert (started, ended) == (NODES, NODES)
+    await standby.until(lambda: standby.runs.open_count == 0)
+    assert standby.runs.ended.total() == 1
+    here.cancel()
+    await asyncio.gather(here, return_exceptions=True)
+
+
+async def test_a_run_that_was_halted_before_its_driver_died_is_halted_again(
+    active: Rig, standby: Rig
+) -> None:
+    with standby.store.writing_here():
+        here = asyncio.create_task(standby.runs.run_here())
+    run = await active.start()
+    await standby.until(lambda: standby.runs.open_count == 1)
+    await active.sent_to(1)
+    await active.die()
+    await active.runs._book.conclude(run, RunState.HALTED, actor="system/edge")  # its targets were not told
+
+    standby.store.lead(active.store)
+    await standby.runs.take_over()
+    assert (await standby.over(run))[0] is RunState.HALTED
+    assert standby.sent == NODES[:1]
+    here.cancel()
+    await asyncio.gather(here, return_exceptions=True)
