@@ -11,7 +11,7 @@ from support.shared.three_stores import three_stores
 from support.shared.virtual_loop import run
 from support.shared.virtual_servers import VirtualServer, until, virtual_servers
 
-from fleetplane.fleet.errands import ERRAND, OPEN_LIMIT, Errands, Refused, rebuilt
+from fleetplane.fleet.errands import ERRAND, OPEN_LIMIT, TENANT_LIMIT, Errands, Refused, rebuilt
 from fleetplane.kernel.errors import FailedPrecondition, NotFound, ResourceExhausted, Unavailable
 from fleetplane.kernel.kinds import KERNEL_KINDS
 from fleetplane.kernel.store import Store
@@ -90,12 +90,32 @@ def test_who_is_not_answered_is_told_so_and_leaves_nothing_behind() -> None:
 
 def test_there_are_never_more_questions_than_the_limit() -> None:
     async def work(made: list[Errands], _stores: list[Store], _done: list[str]) -> None:
-        asked = [one.ask("never", "", seconds=5) for one in made[1:] for _ in range(OPEN_LIMIT)]
+        asked = [
+            one.ask("never", "", seconds=5, tenant=f"t{number % 4}")
+            for one in made[1:]
+            for number in range(OPEN_LIMIT)
+        ]
         found = await asyncio.gather(*asked, return_exceptions=True)
         refused = [one for one in found if isinstance(one, ResourceExhausted)]
         assert len(refused) == len(asked) - OPEN_LIMIT
         with pytest.raises(ResourceExhausted):
             await made[1].ask("echo", "x" * 5000, seconds=5)
+
+    with_three(work)
+
+
+def test_the_many_questions_of_a_tenant_keep_no_other_from_asking() -> None:
+    async def work(made: list[Errands], stores: list[Store], _done: list[str]) -> None:
+        asked = [
+            asyncio.create_task(made[1].ask("never", "", seconds=30, tenant="greedy"))
+            for _ in range(TENANT_LIMIT)
+        ]
+        await until(lambda: stores[1].count(ERRAND) == TENANT_LIMIT)
+        with pytest.raises(ResourceExhausted, match="of this tenant"):
+            await made[1].ask("echo", "mine", seconds=5, tenant="greedy")
+        patient = asyncio.create_task(made[1].ask("echo", "mine", seconds=120, tenant="modest"))
+        assert {type(one) for one in await asyncio.gather(*asked, return_exceptions=True)} == {Unavailable}
+        assert await patient == "MINE"
 
     with_three(work)
 

@@ -9,6 +9,7 @@ its successor. On a server that is active itself, or alone, nothing is written.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 
@@ -27,8 +28,12 @@ log = structlog.get_logger(__name__)
 
 OPEN_LIMIT = 256
 """Errands of one channel that are open at a time: more than the active server answers within a second."""
+TENANT_LIMIT = 128
+"""Of those, for one tenant: nobody is refused because of the many of somebody else."""
 AT_ONCE = 32
 """Of them under way at a time: some wait for somebody outside."""
+TENANT_DIGITS = 16
+"""Of the digest of a tenant's name, below which its errands lie."""
 ABOUT_LIMIT_BYTES = 4096
 ANSWER_LIMIT_BYTES = 256 * 1024
 SWEEP_SECONDS = 30.0
@@ -85,15 +90,19 @@ class Errands:
 
     # Asking.
 
-    async def ask(self, what: str, about: str, *, seconds: float) -> str:
-        """What the active server answers; raises what it raises, or `Unavailable` if it does not answer."""
+    async def ask(self, what: str, about: str, *, seconds: float, tenant: str = "") -> str:
+        """What the active server answers; raises what it raises, or `Unavailable` if it does not answer.
+
+        It is asked for a `tenant`; empty for the owner of the server.
+        """
         if self._store.leads:
             return await self._doing[what](about)
         if len(about.encode()) > ABOUT_LIMIT_BYTES:
             raise ResourceExhausted(f"more than {ABOUT_LIMIT_BYTES} bytes are asked about")
         self.asked += 1
         name = self._clock.token_bytes(16).hex()
-        scope = f"{self._channel}/{name}"
+        whose = hashlib.sha256(tenant.encode()).hexdigest()[:TENANT_DIGITS]
+        scope = f"{self._channel}/{whose}/{name}"
         try:
             async with asyncio.timeout(seconds):
                 status = await self._answered(scope, name, what, about, seconds)
@@ -122,6 +131,10 @@ class Errands:
         def change(draft: Draft) -> None:
             if draft.count(ERRAND, self._channel) >= OPEN_LIMIT:
                 raise ResourceExhausted(f"{OPEN_LIMIT} questions wait for the active server already")
+            if draft.count(ERRAND, scope.rpartition("/")[0]) >= TENANT_LIMIT:
+                raise ResourceExhausted(
+                    f"{TENANT_LIMIT} questions of this tenant wait for the active server already"
+                )
             until_ns = draft.now_ns + round(seconds * NS)
             spec = ErrandSpec(what=what, about=about, until_ns=until_ns)
             draft.put(ERRAND, scope, name, spec=spec, expect=ABSENT)

@@ -77,8 +77,9 @@ class OnBehalf:
 
     async def status(self, instance: Instance) -> str:
         """The word that the provider has for it."""
-        about = _text(_Named(tenant_of(instance), instance.name))
-        return await self._errands.ask(STATUS, about, seconds=STATUS_SECONDS)
+        tenant = tenant_of(instance)
+        about = _text(_Named(tenant, instance.name))
+        return await self._errands.ask(STATUS, about, seconds=STATUS_SECONDS, tenant=tenant)
 
     async def _do_status(self, about: str) -> str:
         named = msgspec.json.decode(about, type=_Named)
@@ -128,7 +129,8 @@ class OnBehalf:
         tenant = tenant_of(instance)
         seconds = self._groups.required().shard.request_timeout_seconds + EXTRA_SECONDS
         try:
-            await self._errands.ask(PROVISION, _text(_Named(tenant, instance.name)), seconds=seconds)
+            about = _text(_Named(tenant, instance.name))
+            await self._errands.ask(PROVISION, about, seconds=seconds, tenant=tenant)
         except FleetplaneError:
             if not name:
                 # Its caller does not know it and will ask for another: this one must not come as well.
