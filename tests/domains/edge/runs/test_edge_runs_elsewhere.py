@@ -32,16 +32,26 @@ def standby(active: Rig) -> Rig:
     return Rig(active.store.reader(), active.courier)
 
 
+@pytest.fixture
+async def observing(standby: Rig) -> AsyncIterator[None]:
+    """The other server looks at runs that somebody else drives."""
+    with standby.store.writing_here():
+        task = asyncio.create_task(standby.runs.run_here())
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def _events(rig: Rig, run: object) -> list[object]:
     async with asyncio.timeout(60):
         return [event async for event in rig.runs.follow(run)]  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("observing")
 async def test_a_run_begun_on_a_standby_is_driven_by_the_active_server_and_told_on_both(
     active: Rig, standby: Rig
 ) -> None:
     with standby.store.writing_here():
-        observing = asyncio.create_task(standby.runs.run_here())
         run = await standby.start()
     told = asyncio.gather(_events(standby, run), _events(active, run))
     for number, node in enumerate(NODES, 1):
@@ -58,15 +68,13 @@ async def test_a_run_begun_on_a_standby_is_driven_by_the_active_server_and_told_
         assert (end.state, end.summary) == (RunState.COMPLETE, Summary(ok=6))
     await standby.until(lambda: standby.runs.open_count == 0)
     assert standby.runs.ended.total() == 0, "counted once, by its driver"
-    observing.cancel()
-    await asyncio.gather(observing, return_exceptions=True)
 
 
+@pytest.mark.usefixtures("observing")
 async def test_what_a_target_printed_is_told_where_none_of_it_was_heard_as_it_came(
     active: Rig, standby: Rig
 ) -> None:
     with standby.store.writing_here():
-        observing = asyncio.create_task(standby.runs.run_here())
         run = await standby.start()
     told = asyncio.gather(_events(active, run), _events(standby, run))
     for number, node in enumerate(NODES, 1):
@@ -79,8 +87,6 @@ async def test_what_a_target_printed_is_told_where_none_of_it_was_heard_as_it_ca
     )
     assert here == [(NODES[0], b"whole"), *((node, b"tail") for node in NODES[1:])]
     assert elsewhere == [(node, b"tail") for node in NODES]
-    observing.cancel()
-    await asyncio.gather(observing, return_exceptions=True)
 
 
 async def test_an_unfinished_run_is_told_by_a_server_that_starts_later(active: Rig) -> None:
@@ -119,11 +125,10 @@ async def test_the_bound_on_runs_of_a_tenant_holds_across_servers(
     assert len(active.runs.list(SCOPE)) == 1
 
 
+@pytest.mark.usefixtures("observing")
 async def test_a_server_that_takes_over_drives_on_what_it_observed_and_tells_nothing_twice(
     active: Rig, standby: Rig
 ) -> None:
-    with standby.store.writing_here():
-        here = asyncio.create_task(standby.runs.run_here())
     run = await active.start()
     await standby.until(lambda: standby.runs.open_count == 1)
     told = asyncio.create_task(_events(standby, run))
@@ -146,15 +151,12 @@ async def test_a_server_that_takes_over_drives_on_what_it_observed_and_tells_not
     assert (started, ended) == (NODES, NODES)
     await standby.until(lambda: standby.runs.open_count == 0)
     assert standby.runs.ended.total() == 1
-    here.cancel()
-    await asyncio.gather(here, return_exceptions=True)
 
 
+@pytest.mark.usefixtures("observing")
 async def test_a_run_that_was_halted_before_its_driver_died_is_halted_again(
     active: Rig, standby: Rig
 ) -> None:
-    with standby.store.writing_here():
-        here = asyncio.create_task(standby.runs.run_here())
     run = await active.start()
     await standby.until(lambda: standby.runs.open_count == 1)
     await active.sent_to(1)
@@ -165,5 +167,3 @@ async def test_a_run_that_was_halted_before_its_driver_died_is_halted_again(
     await standby.runs.take_over()
     assert (await standby.over(run))[0] is RunState.HALTED
     assert standby.sent == NODES[:1]
-    here.cancel()
-    await asyncio.gather(here, return_exceptions=True)
