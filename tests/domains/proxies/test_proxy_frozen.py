@@ -39,6 +39,10 @@ def hosts(rig: Rig) -> HostExplainer:
     return HostExplainer(rig.store, rig.side.controller._workspaces, CLOCK)
 
 
+def agents(rig: Rig) -> AgentExplainer:
+    return AgentExplainer(rig.store, rig.side.controller, rig.side.controller._workspaces, CLOCK)
+
+
 async def stop(store: Store, scope: str, **more: int) -> None:
     await freeze(store, scope, reason="migration", actor="ada", domains=("proxies",), **more)
 
@@ -51,7 +55,7 @@ async def connected(rig: Rig, name: str, version: int = 0) -> FakeAgent:
 
 
 async def test_a_frozen_agent_is_sent_nothing_until_the_freeze_is_lifted(rig: Rig) -> None:
-    why = AgentExplainer(rig.store, rig.side.controller, CLOCK)
+    why = agents(rig)
     await stop(rig.store, rig.scope.rpartition("/ws/")[0])  # the whole organisation
     host = await rig.host("example.com")
     agent = await connected(rig, "web-01")
@@ -79,7 +83,7 @@ async def test_a_freeze_ends_by_itself_and_one_of_another_domain_or_agent_stops_
 
 
 async def test_an_agent_that_serves_more_than_is_known_changes_nothing_while_frozen(rig: Rig) -> None:
-    why = AgentExplainer(rig.store, rig.side.controller, CLOCK)
+    why = agents(rig)
     await stop(rig.store, rig.scope)
     agent = await connected(rig, "web-01", version=7)
 
@@ -103,7 +107,7 @@ async def test_a_host_says_at_which_agents_it_is_not_live_and_why(rig: Rig) -> N
     found = hosts(rig).explain(rig.scope, host.name)
     told = {one.subject: one.message for one in found[0].explanation.reasons}
     assert "nginx: [emerg] no" in told[f"agent/{agent.agent_id}"]
-    why = AgentExplainer(rig.store, rig.side.controller, CLOCK)
+    why = agents(rig)
     assert codes(why, away.agent_id) == ["NEVER_REGISTERED"]
     await until(lambda: {"DEGRADED", "REFUSED"} <= set(codes(why, agent.agent_id)))
     for explainer in (why, hosts(rig)):

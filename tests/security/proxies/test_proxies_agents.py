@@ -349,13 +349,12 @@ async def test_private_keys_go_to_agents_that_serve_them_and_to_nobody_else(rig:
     assert await thief.ended() is grpc.StatusCode.ABORTED, "and nothing was sent"
 
 
-@pytest.mark.parametrize("trusted", [True, False])
-async def test_an_agent_that_claims_a_label_gets_no_keys_where_only_operators_labels_count(
-    tmp_path: Path, trusted: bool
-) -> None:
-    policy = AgentPolicy(first_report_seconds=1.0, debounce_seconds=0.0, reported_labels=trusted)
+@pytest.mark.parametrize("kept", [True, False])
+async def test_an_agent_that_claims_a_label_gets_no_keys(tmp_path: Path, kept: bool) -> None:
+    policy = AgentPolicy(first_report_seconds=1.0, debounce_seconds=0.0, reported_labels=kept)
     async with agents_rig(tmp_path, policy=policy) as rig:
         claiming, labelled = await rig.agent("claiming"), await rig.agent("labelled", tier="dev")
+        chosen = await rig.agent("chosen", tier="payment")
         chain, key = own_certificate("shop.example.com")
         certificate = await rig.certificates.bring(rig.scope, None, chain, key, actor=BOSS)
         await rig.host(
@@ -366,12 +365,12 @@ async def test_an_agent_that_claims_a_label_gets_no_keys_where_only_operators_la
             target_agents=SelectedAgents(label_selector="tier=payment"),
         )
         sent = []
-        for agent in (claiming, labelled):
+        for agent in (claiming, labelled, chosen):
             await agent.open(labels={"tier": "payment"})
             await agent.health()
             update = await agent.next("config_update")
             sent.append(b"PRIVATE KEY" in update.SerializeToString())
-        assert sent == [trusted, False], "what an operator set always wins"
+        assert sent == [False, False, True], "only what an operator set counts"
 
 
 # What administrators see and decide.

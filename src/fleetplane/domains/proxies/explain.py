@@ -22,7 +22,7 @@ from fleetplane.domains.proxies.kinds.records import (
 )
 from fleetplane.domains.proxies.kinds.values import AgentState, CertificateState, DeploymentState
 from fleetplane.domains.proxies.rest.gate import Gatekeeper
-from fleetplane.domains.proxies.rules.configuration import labels_of
+from fleetplane.domains.proxies.rules.configuration import placed_otherwise
 from fleetplane.domains.proxies.rules.conflicts import targets
 from fleetplane.domains.proxies.rules.deployment import host_error
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
@@ -37,6 +37,8 @@ from fleetplane.web.rest.routes import Headers
 
 AGENTS_SHOWN = 20
 """Agents named in one answer about a host; an operator who mends these asks again."""
+HOSTS_SHOWN = 10
+"""Hosts named in one sentence about an agent."""
 _GOOD = frozenset({CertificateState.ACTIVE})
 
 
@@ -60,9 +62,12 @@ class ProxyReaders:
 class AgentExplainer:
     """By its id."""
 
-    def __init__(self, store: Store, controller: AgentController, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, controller: AgentController, workspaces: Workspaces, clock: Clock
+    ) -> None:
         self._store = store
         self._controller = controller
+        self._workspaces = workspaces
         self._clock = clock
 
     def locate(self, within: str, name: str) -> str:
@@ -74,7 +79,8 @@ class AgentExplainer:
         agent = self._store.get(AGENT, workspace, name) if workspace is not None else None
         if agent is None:
             return ()
-        record = from_record(self._clock, name, tuple(_agent_reasons(agent)))
+        reasons = (*_agent_reasons(agent), *_ignored(agent, self._workspaces.placed_otherwise(agent)))
+        record = from_record(self._clock, name, reasons)
         return (*record, *from_pass(self._controller.reconciler.name, self._controller.explain(name)))
 
 
@@ -86,6 +92,19 @@ def _agent_reasons(agent: Agent) -> Iterator[Reason]:
     if status.state is not AgentState.ONLINE:
         for words in status.reasons or ("no reason was noted",):
             yield Reason(code=status.state.value.upper(), message=words)
+
+
+def _ignored(agent: Agent, names: Sequence[str]) -> Iterator[Reason]:
+    """That labels which only the agent reports do not place these hosts."""
+    if names:
+        more = f" and {len(names) - HOSTS_SHOWN} more" if len(names) > HOSTS_SHOWN else ""
+        shown = ", ".join(names[:HOSTS_SHOWN]) + more
+        yield Reason(
+            code="REPORTED_LABELS",
+            message=f"labels that only the agent {agent.spec.name!r} reports do not place {shown}; "
+            f"set them as an operator: PATCH /agents/{agent.name}",
+            subject=f"agent/{agent.name}",
+        )
 
 
 class HostExplainer:
@@ -111,8 +130,14 @@ class HostExplainer:
         agents = [
             agent
             for agent in self._store.list(AGENT, scope)
-            if targets(host.spec.target_agents, agent.name, labels_of(agent))
+            if targets(host.spec.target_agents, agent.name, agent.spec.labels)
         ]
+        ignored = (
+            reason
+            for agent in self._store.list(AGENT, scope)
+            for reason in _ignored(agent, placed_otherwise(agent, (host.spec,)))
+        )
+        yield from islice(ignored, AGENTS_SHOWN)
         if not agents:
             yield Reason(code="NO_AGENT", message="its target selects none of the workspace's agents")
             return

@@ -111,7 +111,7 @@ class ProxyDomain:
         store, clock = kernel.store, kernel.clock
         self.readers = ProxyReaders(rest.gatekeeper, rest.access)
         self.explainers: Mapping[str, Explainer] = {
-            "agent": AgentExplainer(store, agents.controller, clock),
+            "agent": AgentExplainer(store, agents.controller, workspaces, clock),
             "host": HostExplainer(store, workspaces, clock),
             "certificate": CertificateExplainer(store, certificates.controller, clock),
         }

@@ -41,7 +41,8 @@ class ProxySettings(Section, frozen=True):
     heartbeat_seconds: int = 30
     """How often agents report; after three missed reports they are offline."""
     reported_labels: bool = True
-    """Whether labels that agents report select virtual hosts, beside those that operators set."""
+    """Whether labels that agents report are kept: shown, and used by lists, runs and rollouts. They place
+    no virtual hosts or streams."""
     cpu_warning_percent: float = 80.0
     cpu_critical_percent: float = 95.0
     memory_warning_percent: float = 85.0

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from google.protobuf.json_format import MessageToDict
 from support.instances.agents_rig import BOSS, QUICK, FakeAgent, Rig, agents_rig, until
 
 from fleetplane.domains.proxies.agents.controller import AgentPolicy
+from fleetplane.domains.proxies.explain import AgentExplainer, HostExplainer
 from fleetplane.domains.proxies.kinds.values import DeploymentState, SelectedAgents
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
+from fleetplane.kernel.clock import SystemClock
+from fleetplane.kernel.reconcile import Reason
 
 
 @pytest.fixture
@@ -226,19 +230,35 @@ async def test_a_selector_that_stops_matching_takes_the_host_away(rig: Rig) -> N
     assert len(update.virtual_hosts) == 0
 
 
-async def test_labels_that_an_agent_reports_count_too(rig: Rig) -> None:
-    await rig.host("example.com", target_agents=SelectedAgents(label_selector="region=eu"))
+async def test_labels_that_only_an_agent_reports_place_no_host_and_that_is_explained(rig: Rig) -> None:
+    host = await rig.host("example.com", target_agents=SelectedAgents(label_selector="region=eu"))
     agent = await rig.agent("web-01")
-    await agent.open(labels={"region": "us"})
+    workspaces = rig.side.controller._workspaces
+    explainers = (
+        (AgentExplainer(rig.store, rig.side.controller, workspaces, SystemClock()), agent.agent_id),
+        (HostExplainer(rig.store, workspaces, SystemClock()), host.name),
+    )
+
+    def reasons() -> list[Reason]:
+        findings = [found for why, name in explainers for found in why.explain(rig.scope, name)]
+        return [
+            one for found in findings for one in found.explanation.reasons if one.code == "REPORTED_LABELS"
+        ]
+
+    with structlog.testing.capture_logs() as logged:
+        await agent.open(labels={"region": "eu"})
+    [line] = [one for one in logged if one["event"] == "proxies.reported_labels_ignored"]
+    assert (line["name"], line["hosts"]) == ("web-01", ["example.com"])
     await agent.health()
     assert len((await agent.next("config_update")).virtual_hosts) == 0
-    agent.leave()
-    await agent.open(labels={"region": "eu"})
-    await agent.health()
-    update = await agent.next("config_update")
-    while not update.virtual_hosts:  # one of the version before may come first
-        update = await agent.next("config_update")
-    assert update.virtual_hosts[0].server_name == "example.com"
+    assert [one.subject for one in reasons()] == [f"agent/{agent.agent_id}"] * 2
+    assert "'web-01' reports do not place example.com" in reasons()[0].message
+
+    await rig.agents.update(
+        rig.scope, agent.agent_id, {"labels": {"region": "eu"}}, if_match=None, actor=BOSS
+    )
+    assert (await agent.next("config_update")).virtual_hosts[0].server_name == "example.com"
+    assert reasons() == []
 
 
 async def test_an_agent_that_says_nothing_of_what_it_serves_is_sent_it_after_a_while(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ old misses as many if somebody edits every half a minute. Numbers are good for 1
 class AgentPolicy:
     heartbeat_seconds: int = 30
     reported_labels: bool = True
-    """Whether labels that agents report select hosts, beside those that operators set."""
+    """Whether labels that agents report are kept; they never place hosts."""
     missed_heartbeats: int = 3
     reconnect_seconds: float = 10.0
     """How long an agent whose stream ended may be away before it counts as gone."""

@@ -49,7 +49,6 @@ HEALTH_SECONDS = 300.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registered:
     agent: Agent
-    labels_changed: bool
     took_over: bool
     """From another machine, as somebody had approved."""
 
@@ -135,15 +134,11 @@ class Roster:
                 bound = msgspec.structs.replace(bound, contender=None)
                 machines.clear_alert(draft, agent)
             machines.put(draft, token, bound)
-            before = current.status
-            status = _introduced(before, said, draft.now_ns)
+            status = _introduced(current.status, said, draft.now_ns)
             if self._whereabouts.shared:
                 status = msgspec.structs.replace(status, machine=approach.identity)
             written = draft.put(AGENT, scope, name, spec=current.spec, status=status)
-            old = before.labels if before is not None else {}
-            return Registered(
-                agent=written, labels_changed=old != said.labels, took_over=found is Verdict.TAKES_OVER
-            )
+            return Registered(agent=written, took_over=found is Verdict.TAKES_OVER)
 
         done = await self._store.transact(
             change,

@@ -39,7 +39,6 @@ from fleetplane.domains.proxies.kinds.unique import (
 from fleetplane.domains.proxies.kinds.values import NamedAgents
 from fleetplane.domains.proxies.rules import conflicts as clashes
 from fleetplane.domains.proxies.rules import raw_text
-from fleetplane.domains.proxies.rules.configuration import labels_of
 from fleetplane.domains.proxies.rules.raw_text import RawRight
 from fleetplane.domains.proxies.rules.streams import labelled_clashes
 from fleetplane.domains.proxies.rules.validation import name_problems
@@ -170,7 +169,7 @@ class Agents:
             refuse([*name_problems(spec.name, limit=NAME_LIMIT), *_label_problems(spec.labels)])
             also = None
             if raw is not None:
-                labels = labels_of(before), labels_of(msgspec.structs.replace(before, spec=spec))
+                labels = before.spec.labels, spec.labels
                 also = partial(raw_text.decide_labels, right=raw, scope=scope, agent=identity, labels=labels)
             return await self._write(before, spec, cause="agent.update", actor=actor, also=also)
 
@@ -206,8 +205,7 @@ class Agents:
         """The caller holds the workspace's lock."""
         scope, identity = before.scope, before.name
         hosts = self._workspaces.hosts(scope)
-        old = labels_of(before)
-        new = labels_of(msgspec.structs.replace(before, spec=spec))
+        old, new = before.spec.labels, spec.labels
         streams = self._workspaces.streams(scope)
         hold(
             "the agent's labels",

@@ -59,6 +59,8 @@ STREAM_POLICY = StreamPolicy(
     pace=Rate(per_second=200.0, burst=2000),
 )
 BEARER = "bearer "
+HOSTS_LOGGED = 20
+"""Hosts named in one line of the log."""
 
 GOING_AWAY = "GOING_AWAY"
 INVALID = "INVALID_MESSAGE"
@@ -113,7 +115,7 @@ class AgentStreams:
         if first is None or first.WhichOneof("payload") != "registration":
             raise FailedPrecondition("the first message must be a registration")
         try:
-            live, registered = await self._registered(first, context, enter)
+            live = await self._registered(first, context, enter)
         except Unavailable:  # says nothing about the agent, which should soon come again
             raise
         except FleetplaneError as error:
@@ -123,14 +125,20 @@ class AgentStreams:
         agent = live.record
         self._controller.heard_from(agent.name, live)
         log.info("proxies.agent_connected", agent=agent.name, hostname=live.hostname, peer=context.peer())
-        if registered.labels_changed and self._workspaces.newest(agent.scope) is not None:
-            await self._redeploy(agent)
+        if names := self._workspaces.placed_otherwise(agent):
+            log.warning(
+                "proxies.reported_labels_ignored",
+                agent=agent.name,
+                name=agent.spec.name,
+                hosts=names[:HOSTS_LOGGED],
+                hint="only labels that operators set place hosts; give the agent those it is to have",
+            )
         self._controller.look_at(agent.name)
         return live
 
     async def _registered(
         self, first: pb.AgentMessage, context: CallContext, enter: Entrance[pb.MasterMessage, LiveAgent]
-    ) -> tuple[LiveAgent, Registered]:
+    ) -> LiveAgent:
         said = wire.introduction(first.registration, address=context.connection.address)
         shown = bearer(context.connection)
         if shown is not None and shown != said.token:
@@ -163,7 +171,7 @@ class AgentStreams:
             if not registered.took_over and self._contends(agent, approach):
                 raise machines.contended()
 
-        entered = await enter(
+        return await enter(
             agent.name,
             live,
             principal=actor(agent.name),
@@ -171,7 +179,6 @@ class AgentStreams:
             check=check,
             settle=lambda: self._settle(agent.name),
         )
-        return entered, registered
 
     async def _settle(self, agent_id: str) -> None:
         try:
@@ -227,15 +234,6 @@ class AgentStreams:
             await self._machines.note_contender(agent, approach)
             raise machines.contended()
         return registered
-
-    async def _redeploy(self, agent: Agent) -> None:
-        """Other labels may mean another share of what the workspace serves."""
-        try:
-            await self._workspaces.redeploy(
-                agent.scope, cause="agent.register", subject=agent.name, actor=actor(agent.name)
-            )
-        except FleetplaneError as error:  # the share is worked out anew at the next version anyway
-            log.warning("proxies.redeploy_failed", agent=agent.name, error=error.message)
 
     def opened(self, live: LiveAgent) -> None:
         """The answer to its registration waits in its queue already."""

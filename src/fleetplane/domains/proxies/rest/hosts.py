@@ -33,7 +33,6 @@ from fleetplane.domains.proxies.rest.common import (
     shown,
 )
 from fleetplane.domains.proxies.rules import deployment
-from fleetplane.domains.proxies.rules.configuration import labels_of
 from fleetplane.domains.proxies.rules.raw_text import RawRight, host_reason
 from fleetplane.domains.proxies.rules.secrecy import Secrecy
 from fleetplane.domains.proxies.rules.usage import CertificateUse, certificate_use
@@ -473,7 +472,7 @@ class ServedRoutes:
                 identity,
                 {one.name: one.spec for one in self._store.list(VIRTUAL_HOST, scope)},
                 {one.name: one.spec for one in self._store.list(UPSTREAM, scope)},
-                {one.name: labels_of(one) for one in self._store.list(AGENT, scope)},
+                {one.name: one.spec.labels for one in self._store.list(AGENT, scope)},
             )
         )
 

@@ -47,9 +47,26 @@ def digest(content: object) -> str:
 
 
 def labels_of(agent: Agent) -> dict[str, str]:
-    """What an agent is selected by: what it reports, and over it what its operators say."""
+    """What an agent reports, and over it what its operators say: shown, and used by lists, runs and rollouts.
+
+    Hosts and streams are placed by operators' labels (`spec.labels`) alone: an agent could report any label,
+    to be given private keys.
+    """
     reported = agent.status.labels if agent.status is not None else {}
     return {**reported, **agent.spec.labels}
+
+
+def placed_otherwise(agent: Agent, listening: Iterable[VirtualHostSpec | StreamSpec]) -> list[str]:
+    """The names of hosts and streams that the agent's reported labels would place otherwise."""
+    said, shown = agent.spec.labels, labels_of(agent)
+    if said == shown:
+        return []
+    return [
+        one.name
+        for one in listening
+        if clashes.targets(one.target_agents, agent.name, said)
+        != clashes.targets(one.target_agents, agent.name, shown)
+    ]
 
 
 def certificate_part(identity: str, spec: CertificateSpec, status: CertificateStatus) -> PartSpec | None:

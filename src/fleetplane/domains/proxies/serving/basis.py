@@ -88,7 +88,7 @@ def _mark(one: AnyResource) -> object:
     if one.kind == CERTIFICATE.name:
         return one.uid, one.revision
     if one.kind == AGENT.name and one.status is not None:
-        return one.uid, one.generation, one.status.labels, one.status.capabilities
+        return one.uid, one.generation, one.status.capabilities
     return one.uid, one.generation
 
 

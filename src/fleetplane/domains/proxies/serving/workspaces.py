@@ -38,7 +38,7 @@ from fleetplane.domains.proxies.kinds.records import (
     workspace_of,
 )
 from fleetplane.domains.proxies.rules import configuration, reach
-from fleetplane.domains.proxies.rules.configuration import AgentConfig, labels_of
+from fleetplane.domains.proxies.rules.configuration import AgentConfig
 from fleetplane.domains.proxies.rules.conflicts import Surroundings
 from fleetplane.domains.proxies.rules.ports import ANY_PORT, PortRanges
 from fleetplane.domains.proxies.serving.basis import Basis, Reading, WorkspaceMoved, decided_again
@@ -173,7 +173,7 @@ class Workspaces:
         return configuration.for_agent(
             of,
             agent.name,
-            labels_of(agent),
+            agent.spec.labels,
             version=lambda number: self.version(scope, number),
             part=lambda name: self.part(scope, name),
             capabilities=agent.status.capabilities if agent.status is not None else None,
@@ -194,6 +194,11 @@ class Workspaces:
     def streams(self, scope: str, *, at: Reading | None = None) -> dict[str, StreamSpec]:
         return {stream.name: stream.spec for stream in (at or self._store).list(STREAM, scope)}
 
+    def placed_otherwise(self, agent: Agent) -> list[str]:
+        """The names of hosts and streams that the agent's reported labels would place otherwise."""
+        hosts, streams = self.hosts(agent.scope), self.streams(agent.scope)
+        return configuration.placed_otherwise(agent, (*hosts.values(), *streams.values()))
+
     def surroundings(self, scope: str, *, without: str = "", at: Reading | None = None) -> Surroundings:
         store = at or self._store
         hosts = self.hosts(scope, at=at)
@@ -208,7 +213,7 @@ class Workspaces:
             stream_ports=self._stream_ports,
             certificates={certificate.name for certificate in store.list(CERTIFICATE, scope)},
             access_lists={one.name for one in store.list(ACCESS_LIST, scope)},
-            agents={agent.name: labels_of(agent) for agent in agents},
+            agents={agent.name: agent.spec.labels for agent in agents},
             capabilities={one.name: one.status.capabilities for one in agents if one.status is not None},
         )
 
