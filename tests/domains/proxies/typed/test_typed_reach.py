@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from fleetplane.domains.proxies.nginx.quoting import Unrenderable
 from fleetplane.domains.proxies.nginx.rendering import render
 from fleetplane.domains.proxies.nginx.site import Binary, Paths, Site
 from fleetplane.domains.proxies.rules import configuration, reach
+from fleetplane.domains.proxies.rules.conflicts import Surroundings
+from fleetplane.domains.proxies.rules.validation import host_problems
 from fleetplane.domains.proxies.typed_options import Access, AccessRule
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 
@@ -64,6 +67,53 @@ def test_an_agent_writes_no_configuration_from_what_a_bad_server_sends(given: di
     update = pb.ConfigUpdate.FromString(wire.candidate({"h1": spec}, {}, {}))
     with pytest.raises(Unrenderable):
         render(update, SITE, release="1-1")
+
+
+def _served(**given: Any) -> dict[str, Any]:
+    return {"proxy_pass": "http://127.0.0.1:1", **given}
+
+
+@pytest.mark.parametrize(
+    ("field", "location"),
+    [
+        ("root", lambda text: {"root": text}),
+        ("index", lambda text: {"root": "/var/www", "index": text}),
+        ("content.fallback", lambda text: {"root": "/var/www", "content": {"fallback": text}}),
+        ("proxy_pass", lambda text: _served(proxy_pass=text)),
+        ("access.forward_auth.url", lambda text: _served(access={"forward_auth": {"url": text}})),
+        (
+            "rewrite_rules.0.pattern",
+            lambda text: _served(rewrite_rules=[{"pattern": text, "replacement": "/", "flag": "last"}]),
+        ),
+        (
+            "rewrite_rules.0.replacement",
+            lambda text: _served(rewrite_rules=[{"pattern": "^", "replacement": text, "flag": "last"}]),
+        ),
+        ("custom_headers.0.value", lambda text: _served(custom_headers=[{"name": "X", "value": text}])),
+        ("respond.to", lambda text: {"respond": {"status": 302, "to": text}}),
+    ],
+)
+def test_what_is_accepted_of_a_location_is_what_an_agent_writes(
+    field: str, location: Callable[[str], dict[str, Any]]
+) -> None:
+    around = Surroundings(virtual_hosts={}, upstreams=(), certificates=(), agents={})
+    accepted = 0
+    for text in (
+        "unix:/x",
+        "/var/www/UNIX:x",
+        "http://h/unix:/x",
+        "^/unix:/(.*)$",
+        "/var/www/a",
+        "http://h/a",
+    ):
+        body = {"name": "n", "server_name": "a.test", "listen_port": 80}
+        spec = msgspec.convert({**body, "locations": [{"path": "/", **location(text)}]}, VirtualHostSpec)
+        if found := [one.field for one in host_problems(spec, around)]:
+            assert found[0] == f"locations.0.{field}", text
+        else:
+            render(pb.ConfigUpdate.FromString(wire.candidate({"h1": spec}, {}, {})), SITE, release="1-1")
+            accepted += 1
+    assert accepted
 
 
 def test_an_option_that_an_agent_does_not_know_keeps_the_host_out_of_service() -> None:

@@ -302,6 +302,11 @@ def test_hostile_text_in_upstreams_caches_and_logs_is_refused_at_its_field() -> 
         assert faults(logging={"add": [text]})[0][0] == "logging.add.0", text
 
 
+def test_a_proxy_pass_that_is_no_url_is_refused_beside_a_resolver() -> None:
+    location = {"path": "/", "proxy_pass": "http://[::1", "resolver": {"addresses": ["10.0.0.1"]}}
+    assert [field for field, _ in faults(locations=[location])] == ["locations.0.proxy_pass"]
+
+
 @pytest.mark.parametrize(
     ("given", "field"),
     [

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from fleetplane.domains.proxies.nginx import judging, quoting, rendering
+from fleetplane.domains.proxies.nginx.blocks import Directive
 from fleetplane.domains.proxies.nginx.paths import ANYWHERE
-from fleetplane.domains.proxies.nginx.table import Context
+from fleetplane.domains.proxies.nginx.table import Author, Context
 from fleetplane.web.rest.problems import Code, Problem
 
 DIRECTIVES_LIMIT = 64
@@ -64,6 +65,13 @@ def value_fault(value: str, *, name: str, contexts: Collection[Context]) -> str:
     except quoting.Unrenderable as error:
         return capital(error.message.removeprefix(": ").removeprefix(f"{name}: "))
     return ""
+
+
+def written_fault(name: str, *arguments: str) -> str:
+    """Why an agent would not write this directive, of typed fields, into a location; empty if it would."""
+    node = Directive(name, arguments)
+    fault = judging.directive_fault(node, {Context.LOCATION}, ANYWHERE, author=Author.RAW)
+    return next(filter(None, map(text_fault, arguments)), "") or capital(fault)
 
 
 def capital(text: str) -> str:

@@ -13,8 +13,6 @@ from urllib.parse import SplitResult, urlsplit
 from msgspec import UNSET
 
 from fleetplane.domains.proxies.kinds.values import Location
-from fleetplane.domains.proxies.nginx import checks
-from fleetplane.domains.proxies.nginx.paths import ANYWHERE
 from fleetplane.domains.proxies.nginx.table import Context
 from fleetplane.domains.proxies.rules import directives
 from fleetplane.web.rest.problems import Code, Problem
@@ -66,10 +64,10 @@ def location_problems(location: Location, field: str, upstreams: Collection[str]
 def reach_problems(location: Location, field: str) -> Iterator[Problem]:
     """What of a location may not reach NGINX, wherever and whenever it was accepted."""
     yield from _proxy_pass_problems(location, f"{field}.proxy_pass")
-    if location.root is not UNSET and (fault := _root_fault(location.root)):
-        yield Problem(field=f"{field}.root", message=directives.capital(fault))
-    if location.index is not UNSET and (fault := _index_fault(location.index)):
-        yield Problem(field=f"{field}.index", message=directives.capital(fault))
+    if location.root is not UNSET and (fault := directives.written_fault("root", location.root)):
+        yield Problem(field=f"{field}.root", message=fault)
+    if location.index is not UNSET and (fault := directives.written_fault("index", *location.index.split())):
+        yield Problem(field=f"{field}.index", message=fault)
     yield from _rewrite_problems(location, field)
     own = location.custom_directives or {}
     yield from directives.problems(own, field=f"{field}.custom_directives", contexts={Context.LOCATION})
@@ -83,14 +81,6 @@ def reach_problems(location: Location, field: str) -> Iterator[Problem]:
             message="Needs a location whose path ends with '/'",
             code=Code.INCOMPATIBLE,
         )
-
-
-def _root_fault(root: str) -> str:
-    return directives.text_fault(root) or ANYWHERE.fault(root)
-
-
-def _index_fault(index: str) -> str:
-    return directives.text_fault(index) or checks.index_fault(index.split())
 
 
 def place(path: str) -> tuple[str, str]:
@@ -141,8 +131,8 @@ def _proxy_pass_problems(location: Location, field: str) -> Iterator[Problem]:
     if location.proxy_pass is UNSET:
         return
     url = _url(location.proxy_pass)
-    if fault := checks.url_fault(location.proxy_pass, "http", "https"):
-        yield Problem(field=field, message=directives.capital(fault))
+    if fault := directives.written_fault("proxy_pass", location.proxy_pass):
+        yield Problem(field=field, message=fault)
     elif url is None:
         yield Problem(field=field, message="Must be an http or https URL")
     elif _is_regex(location.path) and (url.path or url.query) and "$" not in location.proxy_pass:
@@ -188,9 +178,11 @@ def _rewrite_problems(location: Location, field: str) -> Iterator[Problem]:
         where = f"{field}.rewrite_rules.{index}"
         for name in ("pattern", "replacement"):
             text = getattr(rule, name)
-            if fault := directives.text_fault(text) or ("" if text else "Must not be empty"):
+            # The other argument is one that nothing is wrong with.
+            arguments = (text, "/") if name == "pattern" else ("^", text)
+            if fault := directives.written_fault("rewrite", *arguments) or (
+                "" if text else "Must not be empty"
+            ):
                 yield Problem(field=f"{where}.{name}", message=fault)
-        if fault := checks.replacement_fault(rule.replacement):
-            yield Problem(field=f"{where}.replacement", message=directives.capital(fault))
         if fault := regex_fault(rule.pattern):
             yield Problem(field=f"{where}.pattern", message=fault)

@@ -81,6 +81,8 @@ def location_problems(location: Location, field: str) -> Iterator[Problem]:
             yield Problem(field=where, message="Only of a location with a root", code=Code.INCOMPATIBLE)
         if not _PATH.fullmatch(content.fallback) or checks.climbs(content.fallback):
             yield Problem(field=where, message="Must be a path that starts with '/', without '..'")
+        elif fault := directives.written_fault("try_files", content.fallback):
+            yield Problem(field=where, message=fault)
     if location.respond:
         yield from _respond_problems(location.respond, f"{field}.respond")
 

@@ -119,7 +119,10 @@ def _canary_problems(
 
 
 def _resolver_problems(location: Location, resolver: Resolver, field: str) -> Iterator[Problem]:
-    url = urlsplit(location.proxy_pass) if isinstance(location.proxy_pass, str) else None
+    try:
+        url = urlsplit(location.proxy_pass) if isinstance(location.proxy_pass, str) else None
+    except ValueError:  # which is a problem of proxy_pass already
+        return
     if url is None or url.path or url.query:
         message = "Only of a location with a proxy_pass that has no path"
         yield Problem(field=field, message=message, code=Code.INCOMPATIBLE)

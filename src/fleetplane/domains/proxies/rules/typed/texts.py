@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-from fleetplane.domains.proxies.nginx import checks
 from fleetplane.domains.proxies.rules import directives
 from fleetplane.web.rest.problems import Code, Problem
 
@@ -67,7 +66,7 @@ def url_fault(text: str) -> str:
     """Why a text is not the plain URL of a service; empty if it is."""
     if len(text) > URL_LIMIT or not text.isascii() or "$" in text:
         return "Must be an http or https URL without variables"
-    return directives.text_fault(text) or directives.capital(checks.url_fault(text, "http", "https"))
+    return directives.written_fault("proxy_pass", text)
 
 
 def body_problems(body: str, field: str) -> Iterator[Problem]:
