@@ -66,7 +66,9 @@ def test_a_server_elsewhere_verifies_its_own_log_for_who_may_read_all_of_it(
             assert (refused.code, refused.out) == (Exit.DENIED, ""), refused.err
         foreign = tmp_path / "kept.jsonl"
         foreign.write_text('{"no": "checkpoint"}\n')
-        assert verify("admin", "--anchor", str(foreign)).code not in (0, 3), "it is of nobody's key"
+        refused = verify("admin", "--anchor", str(foreign))
+        assert (refused.code, refused.out) == (Exit.USAGE, ""), "it is of nobody's key"
+        assert "anchors.0" in refused.err
         with closing(sqlite3.connect(folder / "fleetplane.db", timeout=60)) as database, database:
             database.execute("INSERT INTO resources VALUES ('gpu', 's', 'evil', 1, x'00')")
         edited = verify("owner")

@@ -131,6 +131,15 @@ async def test_each_failed_call_leaves_one_event_by_its_kind() -> None:
     assert seen == [("NOT_FOUND", "info"), ("DEADLINE_EXCEEDED", "warning"), ("CANCELLED", "debug")]
 
 
+async def test_a_request_that_is_malformed_is_no_error_of_the_server() -> None:
+    app = make_app(Probe())
+    with structlog.testing.capture_logs() as logs:
+        for body in (prefix(b"\xff\xff"), b"\x02" + HELLO[1:], HELLO[:-1]):
+            await drive(app, scope(UNARY), body)
+    seen = [(entry["code"], entry["log_level"]) for entry in logs if entry["event"] == "rpc.failed"]
+    assert seen == [("INVALID_ARGUMENT", "info"), ("INTERNAL", "info"), ("INTERNAL", "info")]
+
+
 async def test_metadata_a_servicer_may_not_send_fails_the_call_and_not_the_server() -> None:
     async def unary(request: Value, context: Any) -> Value:
         context.set_trailing_metadata((("Bad Key", "x"),))

@@ -33,7 +33,7 @@ DIFFERENCES = {
         reason="an exception's text may hold what the caller must not see",
     ),
     "unparsable request": Difference(
-        ours=(Code.INTERNAL, "a message of the request cannot be parsed"),
+        ours=(Code.INVALID_ARGUMENT, "a message of the request cannot be parsed"),
         grpc_aio=None,
         reason="grpc.aio answers UNKNOWN with the parser's own exception text",
     ),

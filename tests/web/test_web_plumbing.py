@@ -295,3 +295,33 @@ async def test_an_outcome_that_nobody_knows_is_told_and_is_no_fault_of_the_progr
     assert [entry["log_level"] for entry in logged if entry["event"].startswith("web.")] == (
         [] if level is None else [level]
     )
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_fault_of_the_program() -> None:
+    async def never(_call: Call[Any]) -> Answer[None]:
+        raise AssertionError
+
+    route = Route(method="POST", path="/x", handler=never, summary="x", tag="t", public=True, body=Outer)
+    app = application(
+        RouteTable("/v1", [route]),
+        gate=Mock(),
+        answers=Mock(),
+        store=Mock(),
+        clock=SystemClock(),
+        requests_per_minute=9,
+    )
+    events = iter(({"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}))
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return next(events)
+
+    async def send(event: Any) -> None:
+        sent.append(event)
+
+    head = {"method": "POST", "path": "/v1/x", "raw_path": b"/v1/x", "root_path": "", "query_string": b""}
+    scope = {"type": "http", "scheme": "http", "http_version": "1.1", "headers": [], "extensions": {}, **head}
+    with capture_logs() as logged:
+        await app({**scope, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}, receive, send)
+    assert sent[0]["status"] == 408
+    assert not [entry for entry in logged if entry["log_level"] == "error"]

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fleetplane.kernel.audit.chain import Head
-from fleetplane.kernel.errors import IntegrityError
+from fleetplane.kernel.errors import IntegrityError, InvalidArgument
 
 PURPOSE = b"fleetplane audit checkpoint 1\0"
 """What is signed begins with it, so that the signature is good for nothing else."""
@@ -81,6 +81,10 @@ def read(line: bytes | str, public: bytes) -> Checkpoint:
 
 
 def read_all(lines: Iterable[bytes], public: bytes) -> Iterator[Checkpoint]:
-    for line in lines:
-        if line.strip():
-            yield read(line.strip(), public)
+    """The checkpoints that a caller kept and gives back, one a line."""
+    for index, line in enumerate(lines):
+        try:
+            if line.strip():
+                yield read(line.strip(), public)
+        except IntegrityError as error:
+            raise InvalidArgument(error.message, field=f"anchors.{index}") from error

@@ -25,7 +25,7 @@ from fleetplane.rpc.serving import status
 from fleetplane.rpc.serving.connection import Authenticator, Connection
 from fleetplane.rpc.serving.context import CallContext, DoneCallback
 from fleetplane.rpc.serving.exchange import ClientGone, Exchange, WrongCardinality
-from fleetplane.rpc.serving.framing import FramingError, MessageTooLarge
+from fleetplane.rpc.serving.framing import FramingError, MessageTooLarge, UnparsableMessage
 from fleetplane.rpc.serving.gate import CallGate
 from fleetplane.rpc.serving.guard import Guard
 from fleetplane.rpc.serving.handlers import Handler
@@ -372,8 +372,10 @@ class Call:
             case MessageTooLarge():
                 self._house.statistics.hit(Bound.MESSAGE_BYTES)
                 return Status(code=status.RESOURCE_EXHAUSTED, message=str(error))
-            case FramingError():
-                return Status(code=status.INTERNAL, message=str(error))
+            case UnparsableMessage():
+                return Status(code=status.INVALID_ARGUMENT, message=str(error))
+            case FramingError():  # the code that gRPC's protocol has for it, and the caller's own doing
+                return Status(code=status.INTERNAL, message=str(error), level="info")
             case WrongCardinality():
                 return Status(code=status.UNIMPLEMENTED, message=str(error))
             case Exception():
@@ -410,7 +412,7 @@ class Call:
     def _report(self, ended: Status, seconds: float) -> None:
         context = self._context
         principal = getattr(context, "principal", None)
-        getattr(_log, status.log_level(ended.code))(
+        getattr(_log, ended.level or status.log_level(ended.code))(
             "rpc.failed",
             method=context.method,
             listener=context.listener,

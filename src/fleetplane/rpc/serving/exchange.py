@@ -15,7 +15,7 @@ import grpc
 from fleetplane.rpc.listening.doors import CONNECTION, Visit
 from fleetplane.rpc.serving import framing
 from fleetplane.rpc.serving.connection import Scope
-from fleetplane.rpc.serving.framing import Framed, FrameDecoder, FramingError
+from fleetplane.rpc.serving.framing import Framed, FrameDecoder, UnparsableMessage
 from fleetplane.rpc.serving.handlers import Handler
 from fleetplane.rpc.serving.metadata import Header
 from fleetplane.rpc.serving.push import Shared, push
@@ -198,7 +198,7 @@ class Exchange:
         try:
             return deserialize(payload)
         except Exception as error:
-            raise FramingError("a message of the request cannot be parsed") from error
+            raise UnparsableMessage("a message of the request cannot be parsed") from error
 
     # Departure
 

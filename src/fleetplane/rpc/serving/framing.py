@@ -32,6 +32,10 @@ class FramingError(Exception):
     """The bytes are no sequence of gRPC messages."""
 
 
+class UnparsableMessage(FramingError):
+    """The bytes of a message are not an encoding of the method's type."""
+
+
 class MessageTooLarge(Exception):
     """A message is, or would become, larger than this method takes."""
 

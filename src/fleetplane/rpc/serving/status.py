@@ -48,6 +48,8 @@ class Status:
     message: str = ""
     details: bytes = b""
     """A serialized `google.rpc.Status`, or nothing."""
+    level: str = ""
+    """Of its line in the log, where that does not follow from the code."""
 
     def headers(self) -> list[Header]:
         """The status as trailing fields."""

@@ -160,6 +160,8 @@ def _bounded(receive: Receive) -> Receive:
                 message = await receive()
         except TimeoutError:
             raise TooSlow(f"the body came too slowly: {seen} bytes in {body_seconds(seen):.0f} s") from None
+        if message["type"] == "http.disconnect":
+            raise TooSlow("the client left before the end of the body")
         whole = not message.get("more_body")
         if "body" not in message:  # as ASGI allows, and not everyone expects
             return {**message, "body": b""}

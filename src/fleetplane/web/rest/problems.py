@@ -81,7 +81,7 @@ class MethodNotAllowed(FleetplaneError):
 
 
 class TooSlow(FleetplaneError):
-    """The request did not arrive in the time that one may take."""
+    """The request did not arrive in the time that one may take, or its client left before its end."""
 
     grpc_code = 4
     http_status = 408
