@@ -457,6 +457,8 @@ async def test_every_request_is_shipped_once_across_rotation_and_restarts(
         await visit_and_be_read(40)
         await until(lambda: list(rig.paths.logs.glob("access.log.*")))
         await visit_and_be_read(20)
+        logs = [path.stat().st_mode & 0o777 for path in rig.paths.logs.iterdir()]
+        assert set(logs) == {0o640}, "nobody else on the machine reads who asked for what"
     await visit(20)  # nobody is there to read
     server.acknowledges = False
     async with running(rig, server, tuning=tuning):

@@ -117,7 +117,7 @@ async def test_an_agent_that_ends_while_it_rotates_a_log_has_nginx_reopen_it(tmp
     site = SimpleNamespace(paths=SimpleNamespace(journal=tmp_path / "journal"))
     applier = Applier(
         nginx=cast("Any", SimpleNamespace(site=site, signal=signals.append)),
-        releases=cast("Any", None),
+        releases=cast("Any", SimpleNamespace(make_logs=(tmp_path / "made").touch)),
         clock=SystemClock(),
         log=structlog.get_logger(),
         managed=True,
@@ -329,7 +329,7 @@ async def test_nothing_is_revived_between_the_other_nginx_and_the_version_that_t
     nginx, rotating, go = NoMaster(tmp_path), threading.Event(), threading.Event()
     applier = Applier(
         nginx=cast("Any", nginx),
-        releases=cast("Any", None),
+        releases=cast("Any", SimpleNamespace(make_logs=lambda: None)),
         clock=SystemClock(),
         log=structlog.get_logger(),
         managed=True,

@@ -511,9 +511,14 @@ class Applier:
 
     async def reopen_logs(self, rename: Callable[[], None]) -> None:
         """Rotate: not in the middle of a change, which reads the log to learn how it went."""
+
+        def rotate() -> None:
+            rename()
+            self._releases.make_logs()
+
         async with self._lock:
             try:
-                await in_thread(rename)
+                await in_thread(rotate)
             finally:  # an agent that ends here would leave NGINX writing into a file that is removed later
                 self._nginx.signal(signal.SIGUSR1)
 

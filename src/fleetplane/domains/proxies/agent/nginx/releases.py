@@ -12,6 +12,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.durable import link_durably, sync_folder, write_synced
 from fleetplane.kernel.errors import IntegrityError, SettingsError
 
+LOG_MODE: Final = 0o640
 KEPT: Final = 5
 """Releases that are left on disk for people to look at, the one in use among them."""
 _UPDATE: Final = "update.pb"
@@ -92,6 +94,17 @@ class Releases:
             folder.mkdir(parents=True, exist_ok=True)
             _check_owner(folder, linked=folder == self._paths.state)
             folder.chmod(mode)
+        self.make_logs()
+
+    def make_logs(self) -> None:
+        """Make the logs before NGINX does, which would let every user of the machine read them."""
+        for log in (self._paths.access_log, self._paths.error_log):
+            with suppress(OSError):  # something else lies there, which `open_log` tells of
+                descriptor = os.open(
+                    log, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, LOG_MODE
+                )
+                with os.fdopen(descriptor, "wb"):
+                    os.fchmod(descriptor, LOG_MODE)
 
     def folder(self, release: str) -> Path:
         return self._paths.releases / release
