@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -88,9 +90,22 @@ class MetricsPage:
         return hmac.compare_digest(hashlib.sha256(shown.strip().encode()).digest(), self._digest)
 
     async def answer(
-        self, address: str, accept: str, authorization: str, tell: Callable[[MetricsAnswer], Awaitable[None]]
+        self,
+        address: str,
+        accept: str,
+        authorization: str,
+        tell: Callable[[MetricsAnswer], Awaitable[None]],
+        *,
+        host: str = "",
     ) -> None:
-        """Answer one request; `tell` sends, and counts as under way until it returns."""
+        """Answer one request; `tell` sends, and counts as under way until it returns.
+
+        `host` is the name that it asked for. Without a token, a page of a browser on this machine could read
+        the numbers by a name of its own that leads here.
+        """
+        if not self._needs_token and not is_own_name(host):
+            await tell(_MISDIRECTED)
+            return
         if not self.admits(authorization):
             await tell(_refusal(has_token=self._digest is not None))
             return
@@ -138,6 +153,21 @@ class MetricsPage:
             ended = self._clock.monotonic()
             self._fresh_until = ended + max(FRESH_SECONDS, SHARE * (ended - began))
         return self._collected
+
+
+_MISDIRECTED: Final = MetricsAnswer(
+    status=421,
+    body=b"host: must be an IP address or localhost; to read this page by another name, set metrics.token\n",
+)
+
+
+def is_own_name(host: str) -> bool:
+    """Whether a `Host` header cannot be a name that somebody else made lead here; an absent one cannot."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        return not name or name == "localhost" or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
 
 
 def _refusal(*, has_token: bool) -> MetricsAnswer:

@@ -117,7 +117,11 @@ class OpsApp:
 
         client = scope.get("client") or ("", 0)
         await self._metrics.answer(
-            str(client[0]), _header(scope, b"accept"), _header(scope, b"authorization"), tell
+            str(client[0]),
+            _header(scope, b"accept"),
+            _header(scope, b"authorization"),
+            tell,
+            host=_header(scope, b"host") if client[0] else "",  # no page of a browser reaches a Unix socket
         )
 
     def _answer(self, scope: Scope) -> tuple[int, str, bytes, list[tuple[bytes, bytes]]]:

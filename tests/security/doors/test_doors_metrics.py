@@ -121,8 +121,17 @@ async def test_who_may_read_the_numbers(token: str, needs: bool, shown: str, exp
     assert [answer.status for answer in told] == [expected]
 
 
-def test_a_server_at_rest_tells_little(tmp_path: Path) -> None:
+def test_a_server_at_rest_tells_little_and_to_no_page_of_another_name(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
+        port = server.web.rpartition(":")[2]
+        for host, status in (
+            ("evil.example", 421),
+            (f"evil.example:{port}", 421),
+            ("127.0.0.1.evil.example", 421),
+            (f"localhost:{port}", 200),
+            (f"[::1]:{port}", 200),
+        ):
+            assert httpx.get(server.web + "/metrics", headers={"host": host}).status_code == status, host
         assert len(httpx.get(server.web + "/metrics").content) < SIZE_LIMIT_BYTES
         assert server.stop() == 0
 
