@@ -92,6 +92,23 @@ def test_the_image_is_made_of_files_that_there_are() -> None:
     assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
 
 
+def test_what_is_built_and_run_is_named_by_its_digest() -> None:
+    texts = [
+        path.read_text() for path in (DEPLOY / "Dockerfile", DEPLOY / "compose.yaml", CHART / "values.yaml")
+    ]
+    texts += [path.read_text() for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    named = re.findall(
+        r"^(?:FROM |\s+(?:image|container): \"?|\s+- uses: )([\w./-]+[:@][^\s\"]+)",
+        "\n".join(texts),
+        re.MULTILINE,
+    )
+    balancer = yaml.safe_load((CHART / "values.yaml").read_text())["balancer"]["image"]
+    named.append(f"{balancer['repository']}:{balancer['tag']}")
+    assert len(named) == 10
+    for one in named:
+        assert re.search(r"@(?:sha256:[0-9a-f]{64}|[0-9a-f]{40})$", one), one
+
+
 # Compose.
 
 
