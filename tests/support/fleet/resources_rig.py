@@ -166,9 +166,14 @@ async def resources_rig(
 
 
 def _computing_nothing(kernel: Kernel) -> dict[str, Any]:
-    """What stands for domains that compute objects, where a test starts none."""
+    """What stands for domains that compute objects or hear agents, where a test starts none."""
     groups = SimpleNamespace(loaded=None, views=dict, configuration=None)
+    unheard = SimpleNamespace(heard_at_ns=lambda _node: None, sighting=lambda _agent: None)
+    boards = SimpleNamespace(presence=SimpleNamespace(last_seen_ns=lambda _board: None))
     return {
+        "edge": SimpleNamespace(streams=unheard),
+        "proxies": SimpleNamespace(presences=unheard),
+        "boards": SimpleNamespace(core=boards),
         "gpus": SimpleNamespace(leases=list, stored_gpus=list, applied_settings=dict),
         "instances": SimpleNamespace(groups=groups, store=kernel.store),
     }

@@ -98,7 +98,6 @@ class BoardStatusView(Shape, frozen=True):
     state: str
     since: str | None
     last_seen_at: str | None
-    """As of the last change of state."""
     registered_at: str | None
     architecture: str
     model: str
@@ -142,6 +141,16 @@ def board_view(board: Board, reading: Reading) -> View[BoardSpecView, BoardStatu
     )
 
 
+def live_board(domain: Any, board: Board) -> Board:
+    """The record with the board's last sign of life, which is stored with changes of state only."""
+    seen_ns = domain.core.presence.last_seen_ns(board)
+    if board.status is None or seen_ns is None:
+        return board
+    return msgspec.structs.replace(
+        board, status=msgspec.structs.replace(board.status, last_seen_at_ns=seen_ns)
+    )
+
+
 class ProgramBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename="camel"):
     command: str
     args: list[str] = msgspec.field(default_factory=list)
@@ -172,6 +181,7 @@ BOARDS = PublicResource(
     spec=BoardSpecView,
     status=BoardStatusView,
     view=board_view,
+    live=live_board,
     place=lambda board, reading: cluster_place(board.spec.cluster_id, reading),
     moves=True,
     permission=access.READ,

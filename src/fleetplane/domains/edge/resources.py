@@ -60,7 +60,6 @@ class EdgeNodeStatusView(Shape, frozen=True):
     """`connected`, `disconnected`, `draining`, `unhealthy` or `revoked`."""
     since: str
     last_heartbeat_at: str | None
-    """As of the last change of state."""
     os: str
     arch: str
     tools: Sequence[str]
@@ -98,6 +97,15 @@ def node_view(node: EdgeNode, _reading: Reading) -> View[EdgeNodeSpecView, EdgeN
         ),
         labels=status.capabilities.labels,
     )
+
+
+def live_node(domain: Any, node: EdgeNode) -> EdgeNode:
+    """The record with the last heartbeat, which is stored with changes of state only."""
+    heard_ns = domain.streams.heard_at_ns(node.name)
+    if node.status is None or heard_ns is None:
+        return node
+    status = msgspec.structs.replace(node.status, last_heartbeat_at_ns=heard_ns)
+    return msgspec.structs.replace(node, status=status)
 
 
 class RevokeBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, rename="camel"):
@@ -167,6 +175,7 @@ EDGE_NODES = PublicResource(
     spec=EdgeNodeSpecView,
     status=EdgeNodeStatusView,
     view=node_view,
+    live=live_node,
     place=tenant_place,
     permission=access.HOSTS_READ,
     columns=(

@@ -118,6 +118,7 @@ class ProxyDomain:
         self.runs = agents.runs
         self.records = records
         self.clock = clock
+        self.presences = agents.presences
         self.is_connected: Callable[[str], bool] = agents.presences.is_present
         self.workspaces = workspaces
         self.hosts = Hosts(store, clock, workspaces)

@@ -40,6 +40,11 @@ class Member:
     running: Any
     """The running domain, for its actions."""
 
+    def shown(self, stored: AnyResource, called: Identity, reading: Reading) -> dict[str, Any]:
+        """An object in plain values, with what is known live."""
+        live = self.resource.live(self.running, stored)
+        return objects.shown(self.resource, live, reading, called=called)
+
     def listed(self, reading: Reading) -> Sequence[AnyResource]:
         """Every stored resource, or every one that the domain makes up."""
         if self.resource.latest is not None:
@@ -59,7 +64,7 @@ class Found:
 
     def shown(self, reading: Reading) -> dict[str, Any]:
         """The object in plain values."""
-        return objects.shown(self.member.resource, self.stored, reading, called=self.called)
+        return self.member.shown(self.stored, self.called, reading)
 
 
 class Entry:

@@ -83,7 +83,7 @@ class Change:
 
 
 def _shown(version: Version, reading: Reading) -> Mapping[str, Any]:
-    return objects.shown(version.member.resource, version.stored, reading, called=version.called)
+    return version.member.shown(version.stored, version.called, reading)
 
 
 class _Then:

@@ -262,6 +262,11 @@ def stored_name(stored: AnyResource, _reading: Reading) -> str:
     return stored.name
 
 
+def stored_as_it_is(_domain: Any, stored: AnyResource) -> AnyResource:
+    """The stored resource, for objects that no heartbeat moves."""
+    return stored
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicResource(Generic[ViewSpecT, ViewStatusT]):
     """One kind of object of the API."""
@@ -306,6 +311,9 @@ class PublicResource(Generic[ViewSpecT, ViewStatusT]):
     """The figures of one object over time, from the running domain. With `Verb.HISTORY`."""
     observed: Observed | None = None
     """Of what is not stored: how it changes; needed where it can be watched."""
+    live: Callable[[Any, AnyResource], AnyResource] = stored_as_it_is
+    """From the running domain and a stored resource to the resource with the moments that heartbeats move:
+    they are in memory, and stored only with the next change of state. Asked for each reading."""
     shows: Callable[[Any], bool] = field(default=lambda _stored: True)
     """Whether a stored resource is an object of the API at all."""
 

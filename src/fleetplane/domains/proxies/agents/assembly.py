@@ -223,6 +223,7 @@ class AgentSide:
             tasks.create_task(self.whereabouts.run_here(), name="proxies/whereabouts")
             if self.whereabouts.shared:
                 tasks.create_task(self._heard.run_here(), name="proxies/heard")
+                tasks.create_task(self.presences.follow_heard(), name="proxies/last-heard")
 
     async def run_active(self) -> None:
         """For those that no server has any more, and what ends by itself, until cancelled."""

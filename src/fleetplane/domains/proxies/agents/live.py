@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from msgspec import UNSET
 
@@ -169,13 +170,13 @@ class AgentPresences(Presences[LiveAgent]):
             self._whereabouts.shared and self._whereabouts.is_anywhere(agent_id)
         )
 
-    async def look(self) -> None:
-        """Learn when agents at other servers were last heard, at most every few seconds."""
-        now_ns = self._clock.now_ns()
-        if self._whereabouts.shared and now_ns - self._looked_ns >= LOOK_SECONDS * NS:
+    async def follow_heard(self) -> NoReturn:
+        """Learn every few seconds when agents at other servers were last heard, until cancelled."""
+        while True:
             with suppress(FleetplaneError):  # then what was known before is shown
                 self._distant = await self._heard.read()
-                self._looked_ns = now_ns
+                self._looked_ns = self._clock.now_ns()
+            await self._clock.sleep(LOOK_SECONDS)
 
     def sighting(self, agent_id: str) -> AgentSighting | None:
         live = self.get(agent_id)

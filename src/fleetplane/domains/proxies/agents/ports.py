@@ -34,9 +34,6 @@ class Presence(Protocol):
     def is_present(self, agent_id: str) -> bool:
         """Whether it has an open session, on whichever server."""
 
-    async def look(self) -> None:
-        """Learn when agents at other servers were last heard, if that is not known well enough."""
-
     def sighting(self, agent_id: str) -> AgentSighting | None:
         """None without an open session: what was stored last is then all there is."""
 

@@ -29,7 +29,7 @@ from fleetplane.domains.proxies.kinds.records import (
     agent_scope,
     version_name,
 )
-from fleetplane.domains.proxies.kinds.values import AgentState, DeploymentState, Observed
+from fleetplane.domains.proxies.kinds.values import AgentHealth, AgentState, DeploymentState, Observed
 from fleetplane.domains.proxies.rules import deployment
 from fleetplane.domains.proxies.rules.alerts import ALERT, AlertSpec
 from fleetplane.domains.proxies.rules.deployment import Serving, Wanted
@@ -196,9 +196,14 @@ class Roster:
             )
 
     async def note_health(self, live: LiveAgent) -> None:
-        """Write an agent's health down for other servers, now and then."""
+        """Write down which version its NGINX serves, whenever that changes; for other servers, the rest of
+        an agent's health now and then."""
         agent = live.record
-        if not self._whereabouts.shared or live.heard_ns - live.health_noted_ns < HEALTH_SECONDS * NS:
+        known = self._store.get(AGENT, agent.scope, agent.name)
+        if known is None or known.status is None or live.health is None:
+            return
+        is_due = self._whereabouts.shared and live.heard_ns - live.health_noted_ns >= HEALTH_SECONDS * NS
+        if not is_due and _serving(known.status.health) == _serving(live.health):
             return
         live.health_noted_ns = live.heard_ns
 
@@ -401,6 +406,11 @@ def _introduced(before: AgentStatus | None, said: Introduction, now_ns: int) -> 
         disconnected_at_ns=before.disconnected_at_ns if before is not None else None,
         observed=before.observed if before is not None else None,
     )
+
+
+def _serving(health: AgentHealth | None) -> tuple[str, int] | None:
+    """What of an agent's health is worth a write as soon as it changes."""
+    return None if health is None else (health.nginx_status, health.config_version)
 
 
 def _moved(status: AgentStatus, standing: Standing, now_ns: int) -> AgentStatus:

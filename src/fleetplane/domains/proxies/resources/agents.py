@@ -46,7 +46,6 @@ class ProxyAgentStatusView(Shape, frozen=True):
     mode: str
     capabilities: Sequence[str]
     last_seen_at: str | None
-    """As of the last change of state."""
     nginx: str
     """`running`, `stopped` or `unknown`."""
     config_version: int | None
@@ -109,6 +108,16 @@ def agent_view(agent: Agent, _reading: Reading) -> View[Any, ProxyAgentStatusVie
     return View(spec=MIRROR.shown(agent.spec), status=shown, labels=labels_of(agent))
 
 
+def live_agent(domain: Any, agent: Agent) -> Agent:
+    """The record with what its open session knows, which is stored with changes only."""
+    seen = domain.presences.sighting(agent.name)
+    if agent.status is None or seen is None:
+        return agent
+    health = seen.health or agent.status.health
+    status = msgspec.structs.replace(agent.status, last_seen_at_ns=seen.last_seen_at_ns, health=health)
+    return msgspec.structs.replace(agent, status=status)
+
+
 def _commanded(command: ProxyCommand, summary: str) -> Action:
     async def run(call: ActionCall) -> Begun | None:
         asked = ProxyCall(command=command)
@@ -167,6 +176,7 @@ AGENTS = PublicResource(
     spec=MIRROR.shape(AgentSpec),
     status=ProxyAgentStatusView,
     view=agent_view,
+    live=live_agent,
     place=place,
     moves=True,
     permission=access.READ,

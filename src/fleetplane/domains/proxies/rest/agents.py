@@ -220,7 +220,6 @@ class AgentRoutes:
             if state in (ANY_STATE, views.agent_state(agent))
             and (selector is None or selector.matches(labels_of(agent)))
         ]
-        await self._presence.look()
         return Answer(content=listing(found, at, self._summary))
 
     def _summary(self, agent: Agent) -> views.AgentView:
@@ -241,7 +240,6 @@ class AgentRoutes:
         )
 
     async def get(self, call: ProxyCall) -> Answer[views.AgentView]:
-        await self._presence.look()
         return self._shown(self._agents.get(call.scope, call.path["agent_id"]))
 
     async def update(self, call: ProxyCall) -> Answer[views.AgentView]:
