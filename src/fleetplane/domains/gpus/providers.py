@@ -39,6 +39,8 @@ class Lease:
     """In its last heartbeat. The names themselves would be megabytes, if someone wanted them to."""
     heard_at_ns: int = 0
     heartbeats: int = 0
+    is_partial: bool = False
+    """Other servers count heartbeats of it, too."""
     expiries: int = 0
 
 

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+import msgspec
+
 from fleetplane.domains.gpus import rules
 from fleetplane.domains.gpus.figures import provider_figures, provider_history
 from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, REGISTRANT_LABEL, SCOPE, Gpu
@@ -55,7 +57,7 @@ class GpuStatusView(Shape, frozen=True):
     """The provider that wrote last; empty if it did not name itself."""
     registered_by: str
     observed_at: str
-    """When something was last written about it."""
+    """When its provider last spoke for it, or somebody wrote about it."""
 
 
 def view(gpu: Gpu, _reading: Reading) -> View[GpuSpecView, GpuStatusView]:
@@ -70,6 +72,13 @@ def view(gpu: Gpu, _reading: Reading) -> View[GpuSpecView, GpuStatusView]:
             observed_at=spelled(gpu.updated_at_ns),
         ),
     )
+
+
+def live_gpu(domain: GpuProviders, gpu: Gpu) -> Gpu:
+    """The GPU as its provider's last heartbeat confirms it, which is not written."""
+    named = gpu.labels.get(PROVIDER_LABEL, "")
+    heard_ns = (lease.heard_at_ns for lease, alive in domain.leases() if alive and lease.provider == named)
+    return msgspec.structs.replace(gpu, updated_at_ns=max(gpu.updated_at_ns, next(heard_ns, 0)))
 
 
 def place(_gpu: Gpu, _reading: Reading) -> str:
@@ -94,6 +103,7 @@ GPUS = PublicResource(
     spec=GpuSpecView,
     status=GpuStatusView,
     view=view,
+    live=live_gpu,
     place=place,
     permission=READ,
     columns=(
@@ -125,7 +135,8 @@ class ProviderStatusView(Shape, frozen=True):
     state: str
     """`alive`, `silent`, or `unleased`: it never sent a heartbeat, so nobody expects one."""
     heard_at: str | None
-    heartbeats: int
+    heartbeats: int | None
+    """Null where several servers hear it, none of which counts all."""
     expiries: int
     """How often its lease has run out."""
     gpus: int
@@ -159,7 +170,7 @@ def providers(domain: GpuProviders) -> Iterator[AnyResource]:
         status = ProviderStatusView(
             state="unleased" if lease is None else "alive" if alive else "silent",
             heard_at=None if lease is None else spelled_or_null(lease.heard_at_ns or None),
-            heartbeats=0 if lease is None else lease.heartbeats,
+            heartbeats=0 if lease is None else None if lease.is_partial else lease.heartbeats,
             expiries=0 if lease is None else lease.expiries,
             gpus=written[name],
             settings=has.version,

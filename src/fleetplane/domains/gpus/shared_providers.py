@@ -75,6 +75,7 @@ class SharedProviders:
             here = self._here.get(stored.name)
             lease = Lease(
                 provider=stored.name,
+                is_partial=True,
                 heard_at_ns=max(
                     here.heard_at_ns if here is not None else 0,
                     self._anywhere.get(stored.name, 0),
