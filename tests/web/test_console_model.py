@@ -242,6 +242,21 @@ def test_a_selector_is_completed_by_keys_by_what_may_follow_and_by_values() -> N
     ]
 
 
+def test_what_needs_attention_is_counted_in_machines() -> None:
+    assert results()["attention"] == [
+        "1 machine needs attention",
+        "1 of 4 machines needs attention",
+        "2 of 4 machines need attention",
+        "1 object needs attention",
+        "1 of 1 machine and 2 other objects need attention",
+        "1 of 1 machine needs attention",
+    ]
+
+
+def test_a_switch_that_the_server_has_a_default_for_is_not_set_to_no_unasked() -> None:
+    assert [one["autoRenew"] for one in results()["unset"]] == [None, False, True]
+
+
 def test_fields_have_controls_by_their_schema_and_are_found_by_the_name_that_the_server_has() -> None:
     found = results()
     assert found["fieldNames"] == [

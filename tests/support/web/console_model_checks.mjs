@@ -104,6 +104,23 @@ results.tones = ["emerg", "error", "warn", "info", undefined].map(logs.levelTone
   results.folded = overview.folded([happened("modified", "a"), happened("modified", "a"), happened("added", "a"), happened("modified", "b"), happened("modified", "a")])
     .map((one) => [one.type, one.name, one.times]);
 }
+{
+  const item = (plural, name, value = {}) => ({plural, name, scope: "/", value});
+  const pins = ["1", "2", "3"].map((name) => item("pins", name, {spec: {board: "b"}}));
+  const host = item("virtual-hosts", "shop");
+  results.attention = [[pins], [pins, 4], [[...pins, item("boards", "b"), item("boards", "c")], 4], [[host]], [[host, host, pins[0]], 1],
+    [[item("gpus", "0", {status: {provider: "n"}}), item("gpus", "1", {status: {provider: "n"}}), item("providers", "n")], 1]]
+    .map((given) => overview.attentionWords(...given));
+}
+{ // A field that may be null is not given unless somebody chooses.
+  globalThis.Node = class { dataset = {}; children = []; append(...more) { this.children.push(...more); } setAttribute(name, text) { this[name] = text; } addEventListener() {} };
+  globalThis.document = {createElement: () => new Node()};
+  const part = {properties: {autoRenew: {anyOf: [{type: "boolean"}, {type: "null"}], default: null}, force: {type: "boolean", default: false}}};
+  const form = (value) => schema.group(part, part, "", value, {});
+  const chosen = form(undefined);
+  chosen.node.children[0].children[1].value = "true";
+  results.unset = [form(undefined), form({autoRenew: false, force: true}), chosen].map((one) => one.read());
+}
 results.groups = [{selector: {os: "linux", arch: "", tools: ["git"], labels: [], where: "x=1"}, pinnedMembers: ["a"]}, {}].map(edge.groupWords);
 {
   const told = servers.serverFigures('# HELP x\nfleetplane_store_resources 57.0\nfleetplane_store_queued 3.0\nfleetplane_sessions_open{domain="edge"} 2.0\nfleetplane_sessions_refused_total{domain="edge"} 1.0\nfleetplane_reconcile_queued{controller="instances/groups"} 4.0\nfleetplane_reconcile_leases_lost_total{controller="instances/groups"} 1.0\nother 1\n');

@@ -24,7 +24,7 @@ GOOD = frozenset(
 BAD = frozenset(
     {"false", "unhealthy", "offline", "failed", "disconnected", "dead", "error", "expired", "revoked"}
 )
-MIDDLING = frozenset({"unknown", "degraded", "pending", "stale", "provisioning", "draining"})
+MIDDLING = frozenset({"unknown", "degraded", "partly_failed", "pending", "stale", "provisioning", "draining"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

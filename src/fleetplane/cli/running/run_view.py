@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from fleetplane.cli.output import flat
+from fleetplane.cli.output import Cell, flat
 from fleetplane.kernel.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ ROWS_LIMIT = 40
 """Targets drawn at once: those at work first, then the failed ones."""
 MARKS = {"ok": "✓", "err": "✗", "timed_out": "⏱", "cancelled": "⊘", "not_started": "-"}
 STYLES = {"ok": "green", "err": "red", "timed_out": "red", "cancelled": "yellow", "not_started": "dim"}
+STATE_STYLES = {"complete": "green", "failed": "red", "partly_failed": "yellow"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,7 @@ class Lines:
                 name = event.name[: self._width]
                 click.echo(f"{name}  {event.outcome}{code} {flat(event.words)}".rstrip())
             case RunDone():
-                click.echo(f"{event.state}: {_counts(event)}", err=True)
+                click.echo(_ending(event), err=True)
             case Notice():
                 click.echo(event.message, err=True)
             case TargetBegan():
@@ -160,7 +161,7 @@ class Grid:
                 words = event.words or self._targets.get(event.name, ("", ""))[1]
                 self._targets[event.name] = (event.outcome, flat(words))
             case RunDone():
-                self._summary = f"{event.state}: {_counts(event)}"
+                self._summary = _ending(event)
             case Notice():
                 pass
 
@@ -186,5 +187,19 @@ class Grid:
         self._live.stop()
 
 
-def _counts(event: RunDone) -> str:
-    return " ".join(f"{name}={number}" for name, number in event.summary.items())
+def _ending(event: RunDone) -> str:
+    counts = " ".join(f"{name}={number}" for name, number in event.summary.items())
+    return f"{shown_state(event.state, event.summary)}: {counts}"
+
+
+def shown_state(state: str, summary: dict[str, int]) -> str:
+    """The state of a run as `/apis/v1` shows it: `complete` only if every target is ok."""
+    if state != "complete" or not any(number for name, number in summary.items() if name != "ok"):
+        return state
+    return "partly_failed" if summary["ok"] else "failed"
+
+
+def state_cell(state: str, summary: dict[str, int]) -> Cell:
+    """A run's state in a list, in its colour."""
+    shown = shown_state(state, summary)
+    return Cell(text=shown, style=STATE_STYLES.get(shown, ""))

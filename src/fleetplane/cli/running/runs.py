@@ -24,6 +24,7 @@ from fleetplane.cli.running.run_view import (
     TargetBegan,
     TargetDone,
     TargetPrinted,
+    state_cell,
     watch,
 )
 from fleetplane.kernel.errors import FailedPrecondition
@@ -144,7 +145,7 @@ class RunVerbs:
                 Cell(text=one["id"]),
                 Cell(text=" ".join((one["command"], *one["args"]))[:60]),
                 Cell(text=one["started_at"]),
-                Cell(text=one["state"]),
+                state_cell(one["state"], one["summary"]),
                 Cell(text=" ".join(f"{name}={number}" for name, number in one["summary"].items() if number)),
             ]
             for one in found

@@ -85,6 +85,16 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary | None = None
     """Once every target has its outcome."""
 
+    @property
+    def shown(self) -> str:
+        """The state for people: a run that had all its turns is `complete` only if every target is ok."""
+        found = self.summary
+        if self.state is not RunState.COMPLETE or found is None:
+            return self.state
+        if sum(msgspec.structs.astuple(found)) == found.ok:
+            return self.state
+        return "partly_failed" if found.ok else "failed"
+
 
 S = TypeVar("S", bound=RunSpec)
 Run: TypeAlias = Resource[S, RunStatus]

@@ -51,7 +51,8 @@ class RunSpecView(Shape, frozen=True):
 
 class RunStatusView(Shape, frozen=True):
     state: str
-    """`running`, `complete`, `halted` or `cancelled`."""
+    """`running`, `complete` (every target is ok), `partly_failed`, `failed` (no target is ok), `halted` or
+    `cancelled`."""
     started_at: str
     ended_at: str | None
     targets: int
@@ -85,7 +86,7 @@ def run_view(
             started_by=spec.actor.partition("?")[0],
         ),
         status=RunStatusView(
-            state=status.state if status is not None else RunState.RUNNING,
+            state=status.shown if status is not None else RunState.RUNNING,
             started_at=spelled(spec.started_at_ns),
             ended_at=spelled_or_null(status.ended_at_ns if status is not None else None),
             targets=spec.targets,

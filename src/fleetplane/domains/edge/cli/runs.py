@@ -292,6 +292,8 @@ def preview(target: str, output: Format, tenant: str, **where: Any) -> None:
 @edge_options
 def runs(run_id: str | None, tool: str | None, limit: int, output: Format, tenant: str, **where: Any) -> None:
     """List runs, newest first; with an id, show the outcome of each daemon."""
+    from fleetplane.cli.running.run_view import state_cell
+
     with client(where, tenant) as server:
         if run_id is not None:
             one = server.call("GET", f"{PREFIX}/fleet/runs/{run_id}")
@@ -304,7 +306,7 @@ def runs(run_id: str | None, tool: str | None, limit: int, output: Format, tenan
             Cell(text=one["fleet_command_id"]),
             Cell(text=one["tool"]),
             Cell(text=one["started_at"]),
-            Cell(text=one["outcome"]),
+            state_cell(one["outcome"], one["summary"]),
             Cell(text=" ".join(f"{name}={number}" for name, number in one["summary"].items() if number)),
         ]
         for one in found

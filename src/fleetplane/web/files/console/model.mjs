@@ -6,6 +6,7 @@ import { age } from "../live.mjs";
 export const RECENT = 100; // Changes that the overview shows.
 export const MARK_MS = 2000; // A row that changed is marked for as long.
 const HISTORY = new Set(["runs", "events"]); // What is over needs nobody.
+export const MACHINE_KINDS = ["instances", "proxy-agents", "boards", "edge-nodes", "providers"]; // Those that have an agent.
 
 /**
  * @typedef {{title: string, type: string, wide: boolean}} Column
@@ -139,7 +140,7 @@ const BAD = new Set([
 ]);
 const WAITING = new Set([
   "applying", "behind", "connecting", "deleting", "discovered", "draining", "held", "installing", "issuing", "joining",
-  "maintenance", "partially_registered", "pending", "preparing", "provisioned", "provisioning", "queued", "rebooting",
+  "maintenance", "partially_registered", "partly_failed", "pending", "preparing", "provisioned", "provisioning", "queued", "rebooting",
   "renewing", "rolling_back", "running", "starting", "unknown", "validating", "verifying", "waiting",
 ]);
 const GOOD = new Set([

@@ -3,7 +3,7 @@
 import { explainInto } from "./detail.mjs";
 import { ago, h, mark, put } from "./dom.mjs";
 import { fill, pageHash } from "./parts.mjs";
-import { hashOf, hashOfItem, itemsOf, since, titleOf, trouble } from "./model.mjs";
+import { MACHINE_KINDS, at, hashOf, hashOfItem, itemsOf, since, titleOf, trouble } from "./model.mjs";
 
 /**
  * Each fleet with its page, the kinds whose trouble is its own, and which of them are counted.
@@ -58,6 +58,33 @@ export const folded = (events) => {
 };
 
 /**
+ * Which machine each object is or belongs to: a board is one machine, however many of its pins are in trouble.
+ * @type {Record<string, (item: Item) => string>}
+ */
+const MACHINE = {
+  ...Object.fromEntries(MACHINE_KINDS.map((plural) => [plural, (/** @type {Item} */ item) => `${plural} ${item.scope} ${item.name}`])),
+  boards: (item) => `board ${item.name}`,
+  pins: (item) => `board ${at(item.value, ".spec.board")}`,
+  providers: (item) => `provider ${item.name}`,
+  gpus: (item) => `provider ${at(item.value, ".status.provider")}`,
+};
+
+/**
+ * How much needs attention: machines, and objects that belong to none.
+ * @param {Item[]} bad
+ * @param {number} [all] how many machines there are
+ */
+export const attentionWords = (bad, all) => {
+  const machines = new Set(bad.flatMap((item) => MACHINE[item.plural]?.(item) ?? [])).size;
+  const others = bad.filter((item) => !MACHINE[item.plural]).length;
+  const words = [
+    ...(machines ? [`${machines}${all === undefined ? "" : ` of ${all}`} ${(all ?? machines) === 1 ? "machine" : "machines"}`] : []),
+    ...(others ? [`${others}${machines ? " other" : ""} ${others === 1 ? "object" : "objects"}`] : []),
+  ];
+  return `${words.join(" and ")} ${machines + others === 1 ? "needs" : "need"} attention`;
+};
+
+/**
  * @param {App} app
  * @returns {Page}
  */
@@ -102,16 +129,19 @@ export const overviewPage = (app) => {
         return why ? [{ kind, item, why }] : [];
       }));
     const total = app.kinds.reduce((sum, kind) => sum + itemsOf(app.world, kind.plural).size, 0);
+    /** @param {string} plural */
+    const living = (plural) => [...itemsOf(app.world, plural).values()].filter((item) => item.value?.status?.state !== "deleted").length;
+    const machines = MACHINE_KINDS.reduce((sum, plural) => sum + living(plural), 0);
     put(say, !app.world.synced ? "Loading." : bad.length
-      ? `${bad.length} of ${total} things need${bad.length === 1 ? "s" : ""} attention: ${titleOf(bad[0].kind.name)} ${bad[0].item.name}, ${bad[0].why}${bad.length > 1 ? "; …" : "."}`
+      ? `${attentionWords(bad.map((one) => one.item), machines)}: ${titleOf(bad[0].kind.name)} ${bad[0].item.name}, ${bad[0].why}${bad.length > 1 ? "; …" : "."}`
       : `Nothing needs attention; ${total} things are looked after.`);
     const seen = FLEETS.filter((fleet) => app.kinds.some((kind) => kind.plural === fleet.counted));
     fill(fleets, seen, (fleet) => fleet.page, fleetRow, (row, fleet) => {
-      const found = bad.filter((one) => fleet.kinds.includes(one.kind.plural)).length;
-      const size = [...itemsOf(app.world, fleet.counted).values()].filter((item) => item.value?.status?.state !== "deleted").length;
+      const found = bad.flatMap(({ item }) => (fleet.kinds.includes(item.plural) ? [item] : []));
+      const size = living(fleet.counted);
       put(row.children[1], String(size));
-      put(row.children[2], found ? `${found} need${found === 1 ? "s" : ""} attention` : size ? "all well" : "none yet");
-      mark(row.children[2], "class", found ? "bad" : "quiet");
+      put(row.children[2], found.length ? attentionWords(found) : size ? "all well" : "none yet");
+      mark(row.children[2], "class", found.length ? "bad" : "quiet");
     });
     fill(attention, bad.slice(0, ATTENTION), ({ item }) => item.uid, attentionRow, (row, { item, why }) => {
       put(row.children[1], why);

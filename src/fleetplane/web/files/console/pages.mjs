@@ -6,10 +6,11 @@ import { boardsPage } from "./pages/boards.mjs";
 import { edgePage } from "./pages/edge.mjs";
 import { gpusPage } from "./pages/gpus.mjs";
 import { groupsPage } from "./pages/groups.mjs";
-import { KINDS, machinesPage } from "./pages/machines.mjs";
+import { machinesPage } from "./pages/machines.mjs";
 import { proxiesPage } from "./pages/proxies.mjs";
 import { rolloutsPage } from "./pages/rollouts.mjs";
 import { serversPage } from "./pages/servers.mjs";
+import { MACHINE_KINDS } from "./model.mjs";
 
 /**
  * @typedef {import("./main.mjs").App} App
@@ -17,7 +18,7 @@ import { serversPage } from "./pages/servers.mjs";
  * @type {{name: string, title: string, summary: string, kinds: string[], make: (app: App, query: Record<string, string>) => Page}[]}
  */
 export const PAGES = [
-  { name: "machines", title: "Machines", summary: "Everything that has an agent", kinds: KINDS, make: machinesPage },
+  { name: "machines", title: "Machines", summary: "Everything that has an agent", kinds: MACHINE_KINDS, make: machinesPage },
   { name: "gpus", title: "GPUs", summary: "Health of GPUs", kinds: ["gpus"], make: gpusPage },
   { name: "groups", title: "Groups", summary: "Groups of instances", kinds: ["groups"], make: groupsPage },
   { name: "proxies", title: "Proxies", summary: "NGINX and what they serve", kinds: ["workspaces", "proxy-agents"], make: proxiesPage },

@@ -80,6 +80,12 @@ const control = (root, given, path, value, required, more) => {
   const props = { name, "data-field": path, autocomplete: "off", spellcheck: "false" };
   const none = () => (shape.nullable ? null : undefined);
   const labelled = (/** @type {HTMLElement} */ input, text = label) => h("label", null, text, input, help ? h("small", null, help) : null);
+  if (shape.type === "boolean" && shape.nullable) { // Not set is another thing than no: the server has a default.
+    const options = [["", "not set"], ["true", "yes"], ["false", "no"]];
+    const input = /** @type {HTMLSelectElement} */ (h("select", props, options.map(([one, text]) => h("option", { value: one }, text))));
+    input.value = String(start ?? "");
+    return { node: labelled(input), read: () => (input.value === "" ? null : input.value === "true") };
+  }
   if (shape.type === "boolean") {
     const input = /** @type {HTMLInputElement} */ (h("input", { ...props, type: "checkbox", checked: start === true }));
     return { node: h("label", { class: "check" }, input, spelled(name), help ? h("small", null, help) : null), read: () => input.checked };

@@ -1,7 +1,7 @@
 // Everything that has an agent, in one list.
 
 import { listPage } from "../list.mjs";
-import { itemsOf } from "../model.mjs";
+import { MACHINE_KINDS, itemsOf } from "../model.mjs";
 import { pageHash } from "../parts.mjs";
 
 /**
@@ -31,7 +31,6 @@ const CELLS = {
   "edge-nodes": ({ name, value }) => [value?.spec.displayName || name, value?.status.state, null, value?.status.since, null, null],
   providers: ({ name, cells }) => [name, cells[1], null, cells[3], null, null],
 };
-export const KINDS = Object.keys(CELLS);
 const WORDS = /** @type {Record<string, string>} */ ({
   instances: "instance", "proxy-agents": "proxy", boards: "board", "edge-nodes": "edge", providers: "GPU provider",
 });
@@ -57,7 +56,7 @@ const machineOf = (item) => {
  * @returns {Page}
  */
 export const machinesPage = (app, query) => {
-  const kinds = app.kinds.filter((kind) => KINDS.includes(kind.plural));
+  const kinds = app.kinds.filter((kind) => MACHINE_KINDS.includes(kind.plural));
   return listPage(app, MACHINES, query, {
     items: () => {
       /** @type {Map<string, Item>} */
