@@ -14,6 +14,7 @@ from support.boards.boards_rig import BoardsRig, boards_rig, until
 from support.boards.boards_web import BoardsWeb, Json, boards_web, parsed
 from support.boards.slow_boards import SlowNode, served
 from support.fleet.declared_actions import carried_out
+from support.shared.lost_answers import lost_answer
 
 from fleetplane.domains.boards import resources
 from fleetplane.domains.boards.commands.runs import BOARD_RUN
@@ -283,6 +284,43 @@ async def test_the_same_request_sent_twice_with_a_key_is_one_run(web: BoardsWeb)
         await ended(web, both[0].json()["id"])
         assert len(agents[0].seen) == 1
         assert len((await web.get("/runs"))["items"]) == 1
+
+
+async def test_what_was_asked_of_boards_when_the_server_died_is_not_done_again(web: BoardsWeb) -> None:
+    store, calls = web.rig.store, 0
+    async with fleet(web, 1) as agents:
+        agents[0].let_go.set()
+        for path, body in (
+            ("/runs", {"command": "uptime", "target": {"all": True}}),
+            ("/exec", {"command": "uptime", "target": {"all": True}}),
+            ("/nodes/1/exec", {"command": "uptime"}),
+        ):
+            key = {"idempotency-key": path}
+            with lost_answer(store):
+                await web.call("POST", path, body, headers=key)
+            calls += 1
+            again = await web.call("POST", path, body, headers=key)
+            assert len(store.list(COMMAND)) == calls
+            if path == "/nodes/1/exec":  # answered from what the board says
+                assert again.status_code == 409
+                assert "its outcome is unknown" in again.text
+            else:
+                assert (again.status_code, again.headers["idempotency-replayed"]) == (202, "true")
+                assert (await ended(web, again.json().get("id") or again.json()["command_id"]))["results"]
+
+
+async def test_a_pin_that_was_being_written_when_the_server_died_is_not_written_again(web: BoardsWeb) -> None:
+    agent, member = PinNode(), await web.rig.join("attic")
+    await served(web.rig, member, agent)
+    lamp = GpioSpec(name="lamp", board=member.number, pin=17, direction=Direction.OUTPUT)
+    made = await web.rig.domain.nodes.devices.create(lamp, actor="tester")
+    path, body, key = f"/gpio/{made.name}/write", {"value": 1}, {"idempotency-key": "k"}
+    with lost_answer(web.rig.store):
+        await web.call("POST", path, body, headers=key)
+    driven = list(agent.driven)
+    again = await web.call("POST", path, body, headers=key)
+    assert (again.status_code, agent.driven) == (409, driven), again.text
+    assert "its outcome is unknown" in again.text
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest_asyncio
 from support.fleet.resources_rig import ResourcesRig, resources_rig
 from support.fleet.started_domains import started_domains
 from support.instances.instances_lab import TENANT
+from support.shared.lost_answers import lost_answer
 
 from fleetplane.domains.boards.kinds import BOARD, BoardSpec, BoardState, BoardStatus
 from fleetplane.domains.boards.kinds import SCOPE as BOARDS_SCOPE
@@ -249,6 +250,40 @@ async def freezes_and_tokens(caller: Caller) -> None:
     assert (await caller.rig.get("/groups", robot)).status_code == 200
     await caller.act("tokens", "robot", "revoke")
     assert (await caller.rig.get("/groups", robot)).status_code == 401
+
+
+class Unheard(Caller):
+    """Asks for everything twice with one key: what was answered first, it never learns."""
+
+    replayed = 0
+
+    async def act(self, plural: str, name: str, action: str, body: Any = None) -> dict[str, Any]:
+        path = f"/{plural}/{name}/actions/{action}"
+        key = {"idempotency-key": str(self.store.revision)}
+        with lost_answer(self.store):
+            await self.rig.post(path, self.token, body, **key)
+        before = self.store.statistics().transactions
+        again = await self.rig.post(path, self.token, body, **key)
+        assert self.store.statistics().transactions == before, (path, again.text)
+        done: dict[str, Any] = again.json()
+        if again.status_code == 409:
+            assert "its outcome is unknown" in done["detail"], done
+        else:
+            assert again.is_success, again.text
+            assert again.headers["idempotency-replayed"] == "true"
+            assert (done["action"], done["object"]["resource"]) == (action, plural)
+            self.replayed += 1
+        return done
+
+
+async def test_an_action_whose_answer_is_lost_is_not_carried_out_again_under_its_key(caller: Caller) -> None:
+    unheard = Unheard(caller.rig, caller.token)
+    scope = await site(caller)
+    await freezing(unheard, scope)
+    await daemons(unheard)
+    await certificates(unheard, scope)
+    await groups(unheard)
+    assert unheard.replayed == 2, "what one transaction does is answered as it would have been"
 
 
 async def test_what_needs_no_agent_does_what_it_says(caller: Caller) -> None:

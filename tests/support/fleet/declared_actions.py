@@ -16,7 +16,7 @@ from fleetplane.kernel.access import Permission, Principal
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.store import Store
 from fleetplane.web.rest.gate import OperatorCaller, PrincipalCaller
-from fleetplane.web.rest.routes import Headers
+from fleetplane.web.rest.routes import Call, Headers
 
 CALLER = OperatorCaller(principal=Principal(name="alice", roles=frozenset(), scope=""))
 
@@ -50,4 +50,7 @@ async def carried_out(
     declared = next(one for one in resource.actions if one.name == action)
     given = None if declared.body is None else msgspec.convert(body or {}, declared.body)
     switch = FreezeSwitch(store, clock, {})
-    return await act(action, found, given, sight=sight, switch=switch)
+    request: Call[Any] = Call(
+        request_id="", address="", scope="", path={}, query={}, headers=Headers({}), body=given
+    )
+    return (await act(action, found, given, request=request, sight=sight, switch=switch)).content

@@ -57,7 +57,7 @@ from fleetplane.fleet.resources.mirrors import Mirror
 from fleetplane.fleet.runs import targets
 from fleetplane.fleet.runs.channel import RunOrder
 from fleetplane.fleet.runs.policy import RunPolicy
-from fleetplane.fleet.runs.resources import Printed, run_resource
+from fleetplane.fleet.runs.resources import Printed, begin, run_resource
 from fleetplane.fleet.runs.targets import Target
 from fleetplane.kernel.commands import CommandTarget
 from fleetplane.kernel.resources import AnyResource
@@ -168,8 +168,7 @@ async def _run(call: ActionCall) -> Begun | None:
         policy=RunPolicy(deadline_seconds=durations.parse(body.deadline)),
         actor=call.actor,
     )
-    run = await call.domain.nodes.runs.start(order)
-    return Begun(resource="runs", name=run.name, scope=TENANT)
+    return await begin(call, call.domain.nodes.runs, order, scope=TENANT)
 
 
 BOARDS = PublicResource(

@@ -41,7 +41,7 @@ from fleetplane.fleet.resources.declaration import (
 from fleetplane.fleet.resources.mirrors import Mirror
 from fleetplane.fleet.runs.channel import RunOrder
 from fleetplane.fleet.runs.policy import Mode, RunPolicy
-from fleetplane.fleet.runs.resources import Printed, run_resource
+from fleetplane.fleet.runs.resources import Printed, begin, run_resource
 from fleetplane.kernel.commands import CommandTarget
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.values import durations
@@ -162,8 +162,7 @@ async def _run(call: ActionCall, target: Target) -> Begun:
         policy=RunPolicy(mode=Mode.PARALLEL, deadline_seconds=durations.parse(body.deadline)),
         actor=call.actor,
     )
-    run = await call.domain.runs.start(order)
-    return Begun(resource="runs", name=run.name, scope=scopes.tenant_path(tenant_of(run.scope)))
+    return await begin(call, call.domain.runs, order, scope=scopes.tenant_path(tenant_of(order.scope)))
 
 
 EDGE_NODES = PublicResource(

@@ -96,7 +96,11 @@ def _action(verb: str, summary: str) -> Action:
     async def run(call: ActionCall) -> Begun | None:
         body: OrderBody = call.body if isinstance(call.body, OrderBody) else OrderBody()
         order = Verb(
-            verb=verb, actor=call.actor, reason=body.reason, targets=tuple(body.targets), wave=body.wave
+            verb=verb,
+            actor=call.promise(lambda _: None),
+            reason=body.reason,
+            targets=tuple(body.targets),
+            wave=body.wave,
         )
         rollouts: Any = call.domain.rollouts
         await rollouts.order(call.stored, order)

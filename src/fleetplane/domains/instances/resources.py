@@ -330,7 +330,7 @@ async def _scale(call: ActionCall) -> Begun | None:
         raise InvalidArgument(f"must be from 0 to {SIZE_LIMIT}, not {size}", field="size")
     tenant = call.stored.scope.removeprefix("tenant/")
     await call.domain.operator_groups.change(
-        tenant, call.stored.name, GroupChange(size=size), actor=call.actor
+        tenant, call.stored.name, GroupChange(size=size), actor=call.promise(lambda _: None)
     )
     call.domain.look_at(tenant, call.stored.name)
     return None

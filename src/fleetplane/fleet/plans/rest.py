@@ -187,13 +187,15 @@ class PlanRoutes:
 
     async def make_plan(self, call: ApiCall) -> Answer[ShownPlan]:
         body: PlanBody = call.body
-        made = await self._plans.make(
-            _request(body),
-            lambda: Sight(self._door, call.caller),
-            caller=call.caller.name,
-            actor=call.signed(call.caller.name),
+        answer = call.answering(lambda made: Answer(content=self._shown(made)))
+        return answer(
+            await self._plans.make(
+                _request(body),
+                lambda: Sight(self._door, call.caller),
+                caller=call.caller.name,
+                actor=call.signed(call.caller.name),
+            )
         )
-        return Answer(content=self._shown(made))
 
     async def list_plans(self, call: ApiCall) -> Answer[ShownPlans]:
         found = self._plans.listed(caller=call.caller.name)
@@ -211,13 +213,15 @@ class PlanRoutes:
         return Answer(content=None)
 
     async def apply_plan(self, call: ApiCall) -> Answer[ShownPlan]:
-        done = await self._plans.apply(
-            call.path["id"],
-            lambda: Sight(self._door, call.caller),
-            caller=call.caller.name,
-            actor=call.signed(call.caller.name),
+        answer = call.answering(lambda done: Answer(content=self._shown(done)))
+        return answer(
+            await self._plans.apply(
+                call.path["id"],
+                lambda: Sight(self._door, call.caller),
+                caller=call.caller.name,
+                actor=call.signed(call.caller.name),
+            )
         )
-        return Answer(content=self._shown(done))
 
     async def export(self, call: ApiCall) -> Answer[export.Export]:
         scope = scopes.parsed(call.query.get("scope", ""))

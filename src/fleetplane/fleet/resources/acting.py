@@ -7,6 +7,7 @@ caller must be able to read. Freezing is an action of every object at which some
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -23,6 +24,7 @@ from fleetplane.kernel.reconcile.explanation import Finding
 from fleetplane.kernel.resources import AnyResource
 from fleetplane.kernel.values.times import spelled, spelled_or_null
 from fleetplane.web import times
+from fleetplane.web.rest.routes import Answer, Call
 
 FREEZE = Permission("fleet.freeze")
 
@@ -85,14 +87,33 @@ def reference(found: Found) -> ObjectReference:
 
 
 async def act(
-    name: str, found: Found, body: msgspec.Struct | None, *, sight: Sight, switch: FreezeSwitch
-) -> ActionAnswer:
+    name: str,
+    found: Found,
+    body: msgspec.Struct | None,
+    *,
+    request: Call[Any],
+    sight: Sight,
+    switch: FreezeSwitch,
+) -> Answer[ActionAnswer]:
     """Carry an action out; raises `NotFound`, `PermissionDenied`, or what the domain says."""
     scope = found.called.scope
     action = next((one for one in found.member.resource.actions if one.name == name), None)
     if action is None:
         raise NotFound(f"{found.called.name} has no action {name!r}")
     sight.check_do(action.permission, scope)
+
+    def answer(begun: Begun | None) -> Answer[ActionAnswer]:
+        to_watch = None
+        if begun is not None:
+            to_watch = ObjectReference(resource=begun.resource, name=begun.name, scope=begun.scope)
+        return Answer(
+            content=ActionAnswer(kind="action", action=name, object=reference(found), begun=to_watch)
+        )
+
+    def promise(begins: Callable[[Any], Begun | None]) -> str:
+        request.answering(lambda value: answer(begins(value)))
+        return request.signed(sight.caller_name)
+
     call = ActionCall(
         domain=found.member.running,
         stored=found.stored,
@@ -101,12 +122,9 @@ async def act(
         actor=sight.caller_name,
         may=lambda permission: sight.may(permission, scope),
         switch=switch,
+        promise=promise,
     )
-    begun = await action.run(call)
-    to_watch = None
-    if begun is not None:
-        to_watch = ObjectReference(resource=begun.resource, name=begun.name, scope=begun.scope)
-    return ActionAnswer(kind="action", action=name, object=reference(found), begun=to_watch)
+    return answer(await action.run(call))
 
 
 def explained(found: Found, explanations: FleetExplanations) -> ObjectExplanation:

@@ -109,6 +109,9 @@ class ActionCall:
     may: Callable[[Permission], bool]
     """Whether the caller has a further permission at the object's scope."""
     switch: FreezeSwitch
+    promise: Callable[[Callable[[Any], Begun | None]], str]
+    """Declare that one transaction does it all, and how what it begins follows from what that returns; the
+    name under which to write instead of `actor`. The answer is recorded with it, for who asks again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

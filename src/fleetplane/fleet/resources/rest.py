@@ -235,11 +235,9 @@ class ResourceRoutes:
         resource = entry.resource
 
         async def handle(call: ApiCall) -> Answer[ActionAnswer]:
-            found = await self.find(entry, call)
-            return Answer(
-                content=await acting.act(
-                    action.name, found, _body(action, call), sight=self.sight(call), switch=self._switch
-                )
+            found, body = await self.find(entry, call), _body(action, call)
+            return await acting.act(
+                action.name, found, body, request=call, sight=self.sight(call), switch=self._switch
             )
 
         def recheck(call: ApiCall) -> None:

@@ -114,9 +114,11 @@ class RunBeside(Generic[S]):
     def touches(self, command: str) -> Iterable[Key]:
         return (self.kind.key(self.scope, command),)
 
-    def write(self, draft: Draft, command: Command) -> None:
+    def write(self, draft: Draft, command: Command) -> Run[S]:
         self.check(draft)
-        draft.put(self.kind, self.scope, command.name, spec=self.spec, status=RunStatus(), expect=ABSENT)
+        return draft.put(
+            self.kind, self.scope, command.name, spec=self.spec, status=RunStatus(), expect=ABSENT
+        )
 
 
 def has_ended(run: Run[S]) -> bool:

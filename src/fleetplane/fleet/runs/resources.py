@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fleetplane.fleet.resources.declaration import (
@@ -21,8 +21,10 @@ from fleetplane.fleet.resources.declaration import (
     Verb,
     View,
 )
+from fleetplane.fleet.runs.channel import C, RunOrder, T
 from fleetplane.fleet.runs.events import Output, TargetEnded
 from fleetplane.fleet.runs.records import Run, RunKind, RunState, S, in_turn, outcome_of
+from fleetplane.fleet.runs.runs import Runs
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.commands import OPEN, CommandTarget, state_of
 from fleetplane.kernel.resources import AnyResource
@@ -150,6 +152,18 @@ async def run_lines(
             elif isinstance(happened, TargetEnded):
                 for line in ended(happened.target):
                     yield line
+
+
+async def begin(
+    call: ActionCall, runs: Runs[Any, T, C], order: RunOrder[T, C], *, scope: str | None = None
+) -> Begun:
+    """Start a run for an action; the same action asked for again with its key names the same run."""
+
+    def named(run: Run[Any]) -> Begun:
+        return Begun(resource="runs", name=run.name, scope=call.scope if scope is None else scope)
+
+    actor = call.promise(lambda issued: named(issued.beside))
+    return named(await runs.start(replace(order, actor=actor)))
 
 
 def run_resource(

@@ -277,8 +277,11 @@ class RunRoutes(Generic[S, C]):
         )
 
     async def start(self, call: Call[Any]) -> Answer[RunView]:
-        run = await self._runs.start(self._requests.order(call))
-        return Answer(content=self._view(run))
+        def answer(run: Run[S]) -> Answer[RunView]:
+            return Answer(content=self._view(run))
+
+        call.answering(lambda issued: answer(issued.beside))
+        return answer(await self._runs.start(self._requests.order(call)))
 
     async def preview(self, call: Call[Any]) -> Answer[PreviewView]:
         body: PreviewBody = call.body

@@ -234,8 +234,11 @@ class Runs(Generic[S, T, C]):
         return self._store.get(COMMAND_TARGET, targets_scope(run.scope, run.name), name)
 
     def summary(self, run: Run[S]) -> Summary:
-        kept = run.status.summary if run.status is not None else None
-        return kept or Summary.of(self.targets(run))
+        """What became of how many; of a run that is just being written, nobody had his turn."""
+        if run.status is not None and run.status.summary is not None:
+            return run.status.summary
+        targets = self.targets(run)
+        return Summary.of(targets) if targets else Summary(pending=run.spec.targets)
 
     def feed(self, run: Run[S]) -> RunFeed | None:
         """What is still known of how it went; None after a restart."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from fleetplane.kernel.commands.kinds import Command
+from fleetplane.kernel.commands.kinds import Command, CommandTarget
 from fleetplane.kernel.errors import InvalidArgument, ResourceExhausted
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft
@@ -70,4 +70,14 @@ class Beside(Protocol):
 
     def touches(self, command: str) -> Iterable[Key]: ...
 
-    def write(self, draft: Draft, command: Command) -> None: ...
+    def write(self, draft: Draft, command: Command) -> object:
+        """Its record, for who follows the transaction (`Issued`)."""
+
+
+class Issued(NamedTuple):
+    """What the transaction that issues a command returns."""
+
+    command: Command
+    targets: Sequence[CommandTarget]
+    beside: object
+    """What its issuer wrote of its own; None if nothing."""

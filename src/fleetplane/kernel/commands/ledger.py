@@ -19,7 +19,7 @@ from fleetplane.kernel.actors import who
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import steps
 from fleetplane.kernel.commands.book import BATCH, TargetBook
-from fleetplane.kernel.commands.courier import Beside, CommandLimits, Courier
+from fleetplane.kernel.commands.courier import Beside, CommandLimits, Courier, Issued
 from fleetplane.kernel.commands.delivery import Delivery
 from fleetplane.kernel.commands.kinds import (
     COMMAND,
@@ -154,21 +154,19 @@ class Commands:
             run_for_ns=round(run_for_seconds * NS),
         )
 
-        def change(draft: Draft) -> tuple[Command, list[CommandTarget]]:
+        def change(draft: Draft) -> Issued:
             deliver_by_ns = draft.now_ns + round(deliver_within_seconds * NS)
             issued, made = steps.write_down(
                 draft, scope, command, spec=spec, first=first(draft), deliver_by_ns=deliver_by_ns
             )
-            if beside is not None:
-                beside.write(draft, issued)
-            return issued, made
+            return Issued(issued, made, None if beside is None else beside.write(draft, issued))
 
         touches = [COMMAND.key(scope, command), *(COMMAND_TARGET.key(below, name) for name in targets)]
         touches += beside.touches(command) if beside is not None else ()
 
         async def written_and_sent() -> Command:
             done = await self._store.transact(change, actor=actor, action=f"command.{verb}", touches=touches)
-            issued, made = done.value
+            issued, made, _ = done.value
             for target in made:
                 self._book.noted(target.key)
             sent = (target.key for target in made if state_of(target) is State.SENT)

@@ -1,13 +1,14 @@
 """A POST that is sent twice happens once, whichever servers it is sent to.
 
 A key that was used is a claim, named by the digest of caller, request and key, and held by the request that
-used it. What a POST with an `Idempotency-Key` does, the claim and the record of what was answered are one
-transaction: its writes are signed with the key's digest, and whatever is written under that name is
-accompanied by claim and record. Of two requests with one key, at two servers, one has the claim; the other
-writes nothing and answers what the first did. Where the answer follows from what is written, it is in the
-record, and so it survives any crash; otherwise it is added when it is known, and a crash before that leaves a
-record that says "done" without saying what was answered. Records are kept for a day by the database's clock,
-sealed: an answer may hold a token that is shown once.
+used it. The first transaction in the course of a POST with an `Idempotency-Key`, whoever makes it, takes the
+claim along. So the claim is durable with the effect, or before it: whatever calls an agent, a board or a
+provider writes that down first. Of two requests with one key, at two servers, one has the claim; the other
+writes nothing and answers what the first did. A handler whose answer follows from its one transaction signs
+that with the key's digest: the answer is in the record then, and survives any crash. Otherwise it is added
+when it is known, and a crash or an error before that leaves a record that says "begun": who asks again is
+told that the outcome is unknown, and nothing is done twice. Records are kept for a day by the database's
+clock, sealed: an answer may hold a token that is shown once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -54,6 +56,8 @@ _BEFORE = "before"
 """In place of a request, for records that were made before keys were claims."""
 
 Encode = Callable[[Answer[Any]], "Kept"]
+_COURSE: ContextVar[Once | None] = ContextVar("idempotency_course", default=None)
+"""The request with a key that is under way in this context; in tasks that it began, also after its end."""
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +65,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
     fingerprint: bytes
     status: int = 0
-    """0: it was done, and what was answered is not known."""
+    """0: it was begun, and what was answered is not known."""
     headers: Mapping[str, str] = {}
     body: bytes = b""
 
@@ -180,9 +184,11 @@ class Answers:
         use = Use(request, self._clock.now_ns() // 1_000_000_000 + KEPT_SECONDS)
         once = Once(digest=digest, fingerprint=fingerprint, use=use, encode=kept)
         self._running[digest] = once
+        before = _COURSE.set(once)
         try:
             yield once
         finally:
+            _COURSE.reset(before)
             del self._running[digest]
 
     async def find(self, once: Once) -> Kept | None:
@@ -206,9 +212,10 @@ class Answers:
             raise Conflict("this Idempotency-Key was used with another body", hint="use a new key")
         if not kept.status:
             raise Conflict(
-                "the request was carried out before, and its answer is not stored",
+                "a request with this Idempotency-Key was begun before, and its outcome is unknown: it may"
+                " have been carried out",
                 hint="it may be under way at another server: ask again in a moment; else look at what is"
-                " there, and use a new key to do it again",
+                " there, and use a new key only if it is to be done again",
             )
         return kept
 
@@ -233,15 +240,18 @@ class Answers:
             await self.sweep()
 
     def _beside(self, actor: str, _action: str, _touches: Collection[Key]) -> Beside | None:
-        """The claim and the record of a running request, in each of its transactions."""
-        if not self._running:  # nearly always, of writes that did not come by REST
+        """The claim and the record of a running request, in what it signed and in what it writes first."""
+        if not self._running or actor == ACTOR:  # nearly always, of writes that did not come by REST
             return None
-        once = self._running.get(actors.digest_of(actor))
-        if once is None:
+        signed = self._running.get(actors.digest_of(actor))
+        once = signed or _COURSE.get()
+        if once is None or self._running.get(once.digest) is not once:  # of another family, or at its end
+            return None
+        if signed is None and once.recorded is not None:
             return None
 
         def change(draft: Draft, value: Any) -> Kept:
-            kept = once.record(value)
+            kept = Kept(fingerprint=once.fingerprint) if signed is None else once.record(value)
             self._record(draft, once, kept)
             return kept
 

@@ -161,7 +161,7 @@ async def test_what_is_answered_from_more_than_was_written_is_said_to_be_done_af
         newest = (await api.admin.get(f"/workspaces/{workspace}/configs"))["data"][0]["version"]
         again = await api.admin.call("POST", path, body, headers=KEY)
         assert (again.status_code, again.json()["error"]["code"]) == (409, "CONFLICT")
-        assert "carried out before" in again.json()["error"]["message"]
+        assert "its outcome is unknown" in again.json()["error"]["message"]
         assert (await api.admin.get(f"/workspaces/{workspace}/configs"))["data"][0]["version"] == newest == 3
 
 

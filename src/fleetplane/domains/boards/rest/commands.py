@@ -12,11 +12,11 @@ from fleetplane.domains.boards.access import OPERATE, READ
 from fleetplane.domains.boards.calls.on_behalf_of import asked_by
 from fleetplane.domains.boards.commands.courier import CHANNEL, BoardCommander, BoardOutcome
 from fleetplane.domains.boards.commands.encoding import TIMEOUT_SECONDS, BoardProgram, decoded_order
-from fleetplane.domains.boards.commands.runs import BoardRuns, ProgramCall, ProgramOrder
+from fleetplane.domains.boards.commands.runs import BoardRuns, BoardRunSpec, ProgramCall, ProgramOrder
 from fleetplane.domains.boards.commands.selection import Selection, facts
 from fleetplane.domains.boards.inventory.boards import Boards
 from fleetplane.domains.boards.kinds import SCOPE, number_of
-from fleetplane.domains.boards.rest.common import ACCEPTED, PAGING, BoardCall, listed, number_in
+from fleetplane.domains.boards.rest.common import ACCEPTED, PAGING, BoardCall, actor, listed, number_in
 from fleetplane.domains.boards.rest.shapes.work import (
     CommandData,
     CommandDetail,
@@ -28,6 +28,7 @@ from fleetplane.domains.boards.rest.shapes.work import (
 )
 from fleetplane.fleet.runs.channel import RunOrder
 from fleetplane.fleet.runs.policy import Mode, OnFailure, RunPolicy
+from fleetplane.fleet.runs.records import Run
 from fleetplane.fleet.runs.targets import Target
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, OPEN, Command, State
 from fleetplane.kernel.commands.kinds import targets_scope
@@ -164,8 +165,12 @@ class CommandRoutes:
     async def execute_on_many(self, call: BoardCall) -> Answer[IssuedCommand]:
         body: FleetBody = call.body
         targets = self._meant(body.target)
-        run = await self._runs.start(self._one_wave(call, body, targets))
-        return Answer(content=IssuedCommand(command_id=run.name, node_ids=targets, count=len(targets)))
+
+        def answer(run: Run[BoardRunSpec]) -> Answer[IssuedCommand]:
+            return Answer(content=IssuedCommand(command_id=run.name, node_ids=targets, count=len(targets)))
+
+        call.answering(lambda issued: answer(issued.beside))
+        return answer(await self._runs.start(self._one_wave(call, body, targets)))
 
     def _one_wave(self, call: BoardCall, body: CommandBody, boards: Sequence[int]) -> ProgramOrder:
         """All boards at once, whatever fails; those that are away have the outcome that says so."""
@@ -182,7 +187,7 @@ class CommandRoutes:
             scope=SCOPE,
             target=Target(names=tuple(map(str, boards))),
             policy=policy,
-            actor=asked.actor,
+            actor=actor(call),
             call=ProgramCall(order=program, role=asked.role),
             keeps_absent=True,
         )

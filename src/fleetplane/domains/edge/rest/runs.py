@@ -164,8 +164,13 @@ class FleetRoutes:
             policy=policy_of(body.policy or body, deadline_seconds=self._deadline_seconds),
             actor=actor(call),
         )
+
+        def answer(run: EdgeRun) -> Answer[ShownRun]:
+            return Answer(content=views.run(run, self._runs.summary(run)), headers=_named(run))
+
+        call.answering(lambda issued: answer(issued.beside))
         run = await self._runs.start(order)
-        begun = Answer(content=views.run(run, self._runs.summary(run)), headers=_named(run))
+        begun = answer(run)
         if (call.headers.get("accept") or "").startswith("application/json"):
             return begun
         return replace(self._followed(call, run), beginning=begun)

@@ -30,6 +30,7 @@ from fleetplane.fleet.resources.declaration import (
 )
 from fleetplane.fleet.runs.channel import RunOrder
 from fleetplane.fleet.runs.policy import RunPolicy
+from fleetplane.fleet.runs.resources import begin
 from fleetplane.fleet.runs.targets import Target
 from fleetplane.kernel.errors import FailedPrecondition
 from fleetplane.kernel.values.times import spelled_or_null
@@ -128,8 +129,7 @@ def _commanded(command: ProxyCommand, summary: str) -> Action:
             policy=RunPolicy(deadline_seconds=asked.answer_seconds),
             actor=call.actor,
         )
-        begun = await call.domain.runs.start(order)
-        return Begun(resource="runs", name=begun.name, scope=call.scope)
+        return await begin(call, call.domain.runs, order)
 
     return Action(
         name=command, summary=summary, permission=access.OPERATE, run=run, takes_time=True, anywhere=True

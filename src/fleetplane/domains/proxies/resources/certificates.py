@@ -80,8 +80,10 @@ class RevokeCertificateBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=
 
 
 async def _renew(call: ActionCall) -> Begun | None:
-    await call.domain.certificates.renew(call.stored.scope, call.stored.name, actor=call.actor)
-    return Begun(resource="certificates", name=call.stored.spec.domain, scope=call.scope)
+    begun = Begun(resource="certificates", name=call.stored.spec.domain, scope=call.scope)
+    actor = call.promise(lambda _: begun)
+    await call.domain.certificates.renew(call.stored.scope, call.stored.name, actor=actor)
+    return begun
 
 
 async def _revoke(call: ActionCall) -> Begun | None:
