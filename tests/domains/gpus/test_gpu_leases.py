@@ -10,17 +10,22 @@ from typing import cast
 import grpc
 import pytest
 from domains.gpus.device_api import DeviceApi, device_api, take
+from msgspec.structs import replace
 
-from fleetplane.domains.gpus.kinds import GPU
+from fleetplane.domains.gpus.domain import OPERATOR_PROVIDER
+from fleetplane.domains.gpus.kinds import GPU, SCOPE, GpuStatus
 from fleetplane.domains.gpus.providers import RETRY_SECONDS, Providers
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.audit import chain as audit
+from fleetplane.kernel.resources import Condition
+from fleetplane.kernel.store import Draft
 from fleetplane.sim.clock import VirtualClock
 
 LEASE = GpuPolicy(lease_seconds=30)
+KEY = GPU.key(SCOPE, "gpu-1")
 
 
 @pytest.fixture
@@ -256,6 +261,29 @@ async def test_state_survives_a_restart_marked_stale_until_its_provider_is_heard
 
         await api.set_condition("gpu-1", "DCGMHealth", "True", provider="dcgm")
         assert await conditions(api) == SPEAKING
+
+
+def _put_aside(draft: Draft) -> Condition:
+    gpu = draft.get(GPU, SCOPE, "gpu-1")
+    assert gpu is not None
+    (said,) = gpu.conditions
+    silent = replace(said, status="Unknown", reason="ProviderSilent")
+    status = GpuStatus(silenced=(said,))
+    draft.put(GPU, SCOPE, "gpu-1", spec=gpu.spec, status=status, conditions=(silent,), labels=gpu.labels)
+    return silent
+
+
+async def test_a_condition_that_an_operator_set_outlives_restarts(tmp_path: Path) -> None:
+    by_hand = [("Ready", "False", "SetByOperator")]
+    async with device_api(tmp_path, policy=LEASE) as api:
+        await api.register("gpu-1")
+        await api.set_condition("gpu-1", "Ready", "False", provider=OPERATOR_PROVIDER, reason="SetByOperator")
+        said = (await api.store.transact(_put_aside, actor="test", action="test", touches=[KEY])).value
+        assert said.reason == "ProviderSilent"  # as older releases left it
+    async with device_api(tmp_path, policy=LEASE) as api:
+        assert await conditions(api) == by_hand
+    async with device_api(tmp_path, policy=LEASE) as api:
+        assert await conditions(api) == by_hand
 
 
 async def test_an_anonymous_write_restores_what_was_written_anonymously_on_that_gpu(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetplane.domains.gpus import rules
+from fleetplane.domains.gpus.domain import OPERATOR_PROVIDER
 from fleetplane.domains.gpus.kinds import GpuStatus, Report
 from fleetplane.domains.gpus.rules import GpuPolicy, Health, State, TransitionTimes
 from fleetplane.kernel.errors import ResourceExhausted
@@ -100,6 +101,12 @@ def test_silence_turns_only_that_providers_conditions_to_unknown() -> None:
         ("A", "Unknown", "ProviderSilent", 50),
         ("B", "True", "", 1),
     ]
+
+
+@pytest.mark.parametrize("provider", [None, OPERATOR_PROVIDER])
+def test_what_an_operator_set_by_hand_is_never_silenced(provider: str | None) -> None:
+    before = reporting(ready("False", at=1, writer=OPERATOR_PROVIDER))
+    assert rules.silence(before, provider=provider, message="quiet", now_ns=50) is before
 
 
 def test_silencing_twice_changes_nothing_the_second_time() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from fleetplane.domains.declaration import Declaration, Listener, Transport, Verb
 
+OPERATOR_PROVIDER = "fleetplane-cli"
+"""The provider that `fleetplane gpus` writes as by default: what a person says has no lease."""
+
 DOMAIN = Declaration(
     name="gpus",
     summary="GPU health as resources: providers write, consumers watch",

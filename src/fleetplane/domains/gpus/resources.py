@@ -76,9 +76,9 @@ def view(gpu: Gpu, _reading: Reading) -> View[GpuSpecView, GpuStatusView]:
 
 def live_gpu(domain: GpuProviders, gpu: Gpu) -> Gpu:
     """The GPU as its provider's last heartbeat confirms it, which is not written."""
-    named = gpu.labels.get(PROVIDER_LABEL, "")
-    heard_ns = (lease.heard_at_ns for lease, alive in domain.leases() if alive and lease.provider == named)
-    return msgspec.structs.replace(gpu, updated_at_ns=max(gpu.updated_at_ns, next(heard_ns, 0)))
+    named = {gpu.labels.get(PROVIDER_LABEL), *(one.writer for one in gpu.conditions)}
+    heard_ns = [lease.heard_at_ns for lease, alive in domain.leases() if alive and lease.provider in named]
+    return msgspec.structs.replace(gpu, updated_at_ns=max((gpu.updated_at_ns, *heard_ns)))
 
 
 def place(_gpu: Gpu, _reading: Reading) -> str:

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
+from fleetplane.domains.gpus.domain import OPERATOR_PROVIDER
 from fleetplane.domains.gpus.kinds import GpuStatus, Report
 from fleetplane.kernel.errors import PermissionDenied, ResourceExhausted
 from fleetplane.kernel.resources import Condition
@@ -147,11 +148,15 @@ def is_silenced(condition: Condition) -> bool:
 
 
 def silence(state: State, *, provider: str | None, message: str, now_ns: int) -> State:
-    """What `provider` wrote reads Unknown and is put aside; None means every provider."""
+    """What `provider` wrote reads Unknown and is put aside; None means every provider.
+
+    What an operator set by hand stays: nobody renews it, so that it would never be heard again.
+    """
     aside = list(state.silenced)
     conditions = []
     for condition in state.conditions:
-        if is_silenced(condition) or provider not in (None, condition.writer):
+        spoken_for = condition.writer != OPERATOR_PROVIDER and provider in (None, condition.writer)
+        if is_silenced(condition) or not spoken_for:
             conditions.append(condition)
             continue
         aside.append(condition)

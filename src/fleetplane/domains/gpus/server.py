@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from fleetplane.domains.blueprint import Blueprint, Kernel, Service
 from fleetplane.domains.gpus import figures, rules
+from fleetplane.domains.gpus.domain import OPERATOR_PROVIDER
 from fleetplane.domains.gpus.explain import GpuExplainer, ProviderExplainer
 from fleetplane.domains.gpus.grpc.device_api import GpuReader, GpuService, ProviderService, SentinelGpuService
 from fleetplane.domains.gpus.grpc.generations import Generation
@@ -23,7 +24,7 @@ from fleetplane.domains.gpus.provider_settings.kinds import KINDS as SETTINGS_KI
 from fleetplane.domains.gpus.provider_settings.kinds import SettingsApplied
 from fleetplane.domains.gpus.provider_settings.resources import OPERATE, SETTINGS, SETTINGS_WRITERS
 from fleetplane.domains.gpus.providers import Lease, Providers
-from fleetplane.domains.gpus.registry import Gpus
+from fleetplane.domains.gpus.registry import SERVER, Gpus
 from fleetplane.domains.gpus.releases import AUDIENCE
 from fleetplane.domains.gpus.resources import READ, RESOURCES
 from fleetplane.domains.gpus.rollout import ProviderSettingsSubject
@@ -252,6 +253,7 @@ class GpuDomain:
         if self._shared is not None:
             await self._shared.forget()
         await self._gpus.silence(None, message=rules.NOT_HEARD_SINCE_START)
+        await self._gpus.provider_heard(OPERATOR_PROVIDER, (), actor=SERVER)  # older releases put it aside
 
     async def run_here(self) -> None:
         if self._shared is not None:

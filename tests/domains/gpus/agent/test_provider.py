@@ -276,11 +276,28 @@ async def test_a_reconnect_does_not_let_a_gpu_recover(rig: Rig, device_api: Devi
         await until(lambda: len(device_api.gpus) == 2)
         rig.xid(0, 79)
         await until(shows(device_api, rig.uuids[0], "False", "XidError"))
-        told = len(device_api.calls_of("UpdateGpuCondition"))
+        looked = len(device_api.calls_of("GetGpu"))
         await asyncio.to_thread(device_api.stop)
         device_api.start()
-        await until(lambda: len(device_api.calls_of("UpdateGpuCondition")) >= told + 2)
+        await until(lambda: len(device_api.calls_of("GetGpu")) >= looked + 2)
         assert shows(device_api, rig.uuids[0], "False", "XidError")()
+
+
+async def test_what_the_server_holds_already_is_not_reported_again(
+    rig: Rig, device_api: DeviceApiDouble
+) -> None:
+    device_api.start()
+    async with running(rig.library, device_api) as it:
+        await until(lambda: len(it.log.of("device_api_joined")) == 1)
+        version = device_api.version
+        for joined in (2, 3, 4):
+            it.provider.enumerate_again()
+            await until(lambda: len(it.log.of("device_api_joined")) >= joined)  # noqa: B023
+        beats = len(device_api.calls_of("Heartbeat"))
+        await until(lambda: len(device_api.calls_of("Heartbeat")) > beats)
+        assert device_api.version == version
+        rig.xid(0, 79)
+        await until(shows(device_api, rig.uuids[0], "False", "XidError"))
 
 
 async def test_a_gpu_that_someone_removed_is_registered_again_when_it_has_news(

@@ -25,6 +25,8 @@ class ManagedGpu:
     """This session knows the device API to have the GPU."""
     told: Verdict | None = None
     """What this session last told the device API."""
+    said: Verdict | None = None
+    """What any session last told it."""
 
 
 class Ledger:
@@ -69,6 +71,7 @@ class Ledger:
                 sighting=sighting,
                 verdict=health.reconcile(own, sighting, earlier.verdict if earlier else None),
                 reconciled=earlier is not None and earlier.reconciled,
+                said=earlier.said if earlier is not None else None,
             )
         self._gone = former
         for gpu in self._gone.values():
@@ -108,7 +111,7 @@ class Ledger:
         return sorted(behind, key=lambda gpu: gpu.verdict.status is Status.TRUE)
 
     def told(self, gpu: ManagedGpu, verdict: Verdict, *, created: bool = False) -> None:
-        gpu.introduced, gpu.told = True, verdict
+        gpu.introduced, gpu.told, gpu.said = True, verdict, verdict
         if created:
             self._created.add(gpu.uuid)
 

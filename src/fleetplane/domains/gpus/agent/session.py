@@ -119,10 +119,12 @@ class Session:
     async def _tell(self, gpu: ManagedGpu) -> bool:
         """Whether the server took our verdict on the GPU."""
         try:
-            if not gpu.reconciled:
-                self._ledger.reconcile(gpu, await self._link.read_verdict(gpu.name))
+            held = None if gpu.introduced else await self._link.read_verdict(gpu.name)
+            self._ledger.reconcile(gpu, held)
             verdict = gpu.verdict  # the driver may change it while we speak; then it is owed again
-            if gpu.introduced or not await finish(self._register(gpu, verdict)):
+            if held == verdict == gpu.said:  # to say it again would be a change to whoever watches
+                self._ledger.told(gpu, verdict)
+            elif gpu.introduced or not await finish(self._register(gpu, verdict)):
                 await self._link.report(gpu.name, verdict)
                 self._ledger.told(gpu, verdict)
         except grpc.aio.AioRpcError as error:

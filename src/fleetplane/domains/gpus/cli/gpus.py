@@ -10,14 +10,13 @@ import click
 from fleetplane.cli.lazy import LazyGroup
 from fleetplane.cli.output import Format, format_option
 from fleetplane.cli.parameters import CONDITION, DURATION, ConditionTerm, address_option
+from fleetplane.domains.gpus.domain import OPERATOR_PROVIDER
 
 if TYPE_CHECKING:
     from fleetplane.cli.clients.client import DeviceClient
     from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 
 CALL_SECONDS = 10.0
-PERSON = "fleetplane-cli"
-"""The provider that conditions set by hand are written as; it never beats, so they do not lapse."""
 
 timeout_option = click.option(
     "--timeout",
@@ -27,7 +26,7 @@ timeout_option = click.option(
     help="How long to wait for an answer.",
 )
 provider_option = click.option(
-    "--provider-id", default=PERSON, show_default=True, help="The provider to write as."
+    "--provider-id", default=OPERATOR_PROVIDER, show_default=True, help="The provider to write as."
 )
 
 
