@@ -20,7 +20,7 @@ def answers_have_their_shape(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def checked(route: Route, content: Any) -> bytes:
         made = encoded(route, content)
-        if route.answer is not None and (problem := _difference(route.answer, made)):
+        if route.answer_shape is not None and (problem := _difference(route.answer_shape, made)):
             wrong.append(f"{route.name}: {problem}")
         return made
 

@@ -21,7 +21,7 @@ def differences(
 
     `further` has the shapes of bodies that are recorded under another name than their route's.
     """
-    shapes = {route.name: route.answer for route in routes} | dict(further or {})
+    shapes = {route.name: route.answer_shape for route in routes} | dict(further or {})
     found = []
     for name, body in _lines(recorded):
         try:
@@ -37,7 +37,7 @@ def differences(
 def not_recorded(recorded: Path, routes: Iterable[Route]) -> set[str]:
     """Routes with an answer of which no body is recorded."""
     known = {name for name, _ in _lines(recorded)}
-    return {route.name for route in routes if route.answer is not None} - known
+    return {route.name for route in routes if route.answer_shape is not None} - known
 
 
 def _lines(recorded: Path) -> Iterable[tuple[str, bytes]]:

@@ -15,8 +15,11 @@ from fleetplane.domains.fleetwide.resources import AUDIT
 from fleetplane.kernel.access import EVERYWHERE
 from fleetplane.kernel.audit.chain import Verdict
 from fleetplane.kernel.errors import ResourceExhausted
+from fleetplane.rpc import Needs
 from fleetplane.web.rest.gate import OperatorCaller, RoleGate
-from fleetplane.web.rest.routes import Answer, Call, Route
+from fleetplane.web.rest.routes import Answer, Call, Route, RouteGroup
+
+_ROUTES = RouteGroup("Audit")
 
 PATH = "/audit/verify"
 RETRY_SECONDS = 10.0
@@ -51,18 +54,10 @@ class AuditRoutes:
         self._verifying = asyncio.Lock()  # guards: one verification reads the whole database
 
     def routes(self) -> Iterator[Route]:
-        yield Route(
-            method="POST",
-            path=PATH,
-            handler=self.verify,
-            tag="Audit",
-            permission=AUDIT,
-            summary="Check that the audit log, and what the database holds, are as they were written",
-            body=VerifyBody,
-            answer=AuditVerdict,
-        )
+        yield _ROUTES.post(PATH, self.verify, AUDIT, body=VerifyBody, needs=Needs.ACTIVE)
 
     async def verify(self, call: Call[OperatorCaller]) -> Answer[AuditVerdict]:
+        """Check that the audit log, and what the database holds, are as they were written."""
         body: VerifyBody = call.body
         self._gate.check(call.caller, AUDIT, EVERYWHERE)  # the log is the installation's
         if self._verifying.locked():

@@ -37,7 +37,7 @@ from fleetplane.web import times
 from fleetplane.web.ops import App, Mount
 from fleetplane.web.rest.family import FamilyErrors, FamilyText, LateApp, RestFamily
 from fleetplane.web.rest.gate import OperatorCaller, operator_gate
-from fleetplane.web.rest.routes import Answer, Call, Headers, Query, Route, RouteTable
+from fleetplane.web.rest.routes import Answer, Call, Headers, Query, Route, RouteGroup, RouteTable
 
 PREFIX = "/v1/fleet"
 
@@ -52,7 +52,8 @@ GRANTS: Mapping[Role, Iterable[Grant]] = {
     **built_in_grants(viewer=(VIEW,), operator=(FREEZE, ROLL_OUT), admin=(PEOPLE, MANAGE_PEOPLE, AUDIT)),
     OPERATOR: (Grant(permission=VIEW), Grant(permission=FREEZE), Grant(permission=ROLL_OUT)),
 }
-_WHY, _FREEZES = "Explain", "Freezes"
+_WHY = RouteGroup("Explain")
+_FREEZES = RouteGroup("Freezes")
 
 
 class FleetFreeze(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,49 +180,37 @@ class FleetRest:
 
     def _freeze_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/freezes",
-                handler=self.freezes,
-                needs=Needs.STORE,
-                tag=_FREEZES,
-                permission=VIEW,
-                summary="List freezes, with who set them and why",
-                answer=FleetFreezes,
-            ),
-            Route(
-                method="POST",
-                path="/freezes",
-                handler=self.freeze,
-                tag=_FREEZES,
-                permission=FREEZE,
-                summary="Stop the controllers of some domains at and below a scope",
+            _FREEZES.get("/freezes", self.freezes, VIEW),
+            _FREEZES.post(
+                "/freezes",
+                self.freeze,
+                FREEZE,
                 body=FreezeBody,
-                answer=FleetFreezes,
                 status=201,
                 recheck=self._check_scope,
+                needs=Needs.ACTIVE,
             ),
-            Route(
-                method="DELETE",
-                path="/freezes",
-                handler=self.lift,
-                tag=_FREEZES,
-                permission=FREEZE,
-                summary="Let controllers go on, unless a wider freeze holds",
+            _FREEZES.delete(
+                "/freezes",
+                self.lift,
+                FREEZE,
                 status=204,
                 query=(
                     Query(name="scope", summary="The freeze's own scope; everywhere when not given"),
                     Query(name="domain", summary="Whose; `*`, the one of all, when not given", many=True),
                 ),
+                needs=Needs.ACTIVE,
             ),
         )
 
     async def freezes(self, call: Call[OperatorCaller]) -> Answer[FleetFreezes]:
+        """List freezes, with who set them and why."""
         held = self._gate.scopes(call.caller, VIEW)
         found = self._switch.freezes.listed(call.scope)
         return Answer(content=_freezes(one for one in found if any(covers(at, one.scope) for at in held)))
 
     async def freeze(self, call: Call[OperatorCaller]) -> Answer[FleetFreezes]:
+        """Stop the controllers of some domains at and below a scope."""
         body: FreezeBody = call.body
         self._check_scope(call)
         expires_at_ns = None
@@ -241,6 +230,7 @@ class FleetRest:
         self._gate.check(call.caller, FREEZE, call.body.scope)
 
     async def lift(self, call: Call[OperatorCaller]) -> Answer[None]:
+        """Let controllers go on, unless a wider freeze holds."""
         scope, domains = call.query.get("scope", ""), call.many["domain"] or [EVERY_DOMAIN]
         self._gate.check(call.caller, FREEZE, scope)
         if not await self._switch.lift(scope, domains=domains, actor=call.caller.name):
@@ -254,13 +244,10 @@ async def explain_anywhere(_call: Call[Any]) -> Answer[ShownExplanation]:
 
 
 def _explain_route(path: str, handler: Callable[[Call[Any]], Any]) -> Route:
-    return Route(
-        method="GET",
-        path=path,
-        handler=handler,
-        needs=Needs.STORE,
-        tag=_WHY,
-        permission=EXPLAIN,
+    return _WHY.get(
+        path,
+        handler,
+        EXPLAIN,
         summary="Why a thing is not as it should be",
         answer=ShownExplanation,
         query=(Query(name="scope", summary="Where to look for the name; anywhere that the caller may see"),),

@@ -15,12 +15,11 @@ from fleetplane.fleet.rollouts.rollouts import Rollouts, Start, Verb
 from fleetplane.kernel.access import Permission, covers
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.rollout.policy import Policy
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.gate import OperatorCaller, RoleGate
-from fleetplane.web.rest.routes import Answer, Call, Query, Route
+from fleetplane.web.rest.routes import Answer, Call, Query, Route, RouteGroup
 
 ROLL_OUT = Permission("fleet.roll_out")
-_TAG = "Rollouts"
+_ROUTES = RouteGroup("Rollouts")
 _ONE = "/rollouts/{rollout_id}"
 _SCOPE = Query(name="scope", summary="At or below which; everywhere that the caller may see when not given")
 
@@ -77,74 +76,27 @@ class RolloutRoutes:
 
     def _reading(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/rollout-subjects",
-                handler=self.subjects,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=VIEW,
-                summary="List what can be rolled out here, and what gates can ask for",
-                answer=views.RolloutSubjects,
-            ),
-            Route(
-                method="GET",
-                path="/rollouts",
-                handler=self.list,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=VIEW,
-                summary="List rollouts, newest first",
-                answer=views.RolloutList,
+            _ROUTES.get("/rollout-subjects", self.subjects, VIEW),
+            _ROUTES.get(
+                "/rollouts",
+                self.list,
+                VIEW,
                 query=(_SCOPE, Query(name="subject", summary="Only those of one subject")),
             ),
-            Route(
-                method="GET",
-                path=_ONE,
-                handler=self.get,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=VIEW,
-                summary="Get a rollout with its targets, its history and what it waits for",
-                answer=views.RolloutView,
-            ),
+            _ROUTES.get(_ONE, self.get, VIEW),
         )
 
     def _starting(self) -> Sequence[Route]:
         return (
-            Route(
-                method="POST",
-                path="/rollouts",
-                handler=self.start,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=ROLL_OUT,
-                summary="Start a rollout",
-                body=StartBody,
-                answer=views.RolloutView,
-                status=201,
-                recheck=self._check_body,
+            _ROUTES.post(
+                "/rollouts", self.start, ROLL_OUT, body=StartBody, status=201, recheck=self._check_body
             ),
-            Route(
-                method="POST",
-                path="/rollout-plans",
-                handler=self.plan,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=ROLL_OUT,
-                summary="Tell which targets would be in which wave, without starting anything",
-                body=StartBody,
-                answer=views.RolloutPlan,
-                recheck=self._check_body,
-            ),
+            _ROUTES.post("/rollout-plans", self.plan, ROLL_OUT, body=StartBody, recheck=self._check_body),
             *(
-                Route(
-                    method="POST",
-                    path=f"{_ONE}/{verb}",
-                    handler=getattr(self, verb),
-                    needs=Needs.WRITES,
-                    tag=_TAG,
-                    permission=ROLL_OUT,
+                _ROUTES.post(
+                    f"{_ONE}/{verb}",
+                    getattr(self, verb),
+                    ROLL_OUT,
                     summary=summary,
                     body=OrderBody,
                     body_optional=True,
@@ -157,46 +109,13 @@ class RolloutRoutes:
 
     def _policies(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/rollout-policies",
-                handler=self.policies,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=VIEW,
-                summary="List policies that make every new version a rollout",
-                answer=views.RolloutPolicies,
-            ),
-            Route(
-                method="PUT",
-                path="/rollout-policies",
-                handler=self.set_policy,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=ROLL_OUT,
-                summary="Make every new version at and below a scope a rollout",
-                body=PolicyBody,
-                answer=views.RolloutPolicyView,
-            ),
-            Route(
-                method="POST",
-                path="/rollout-holders",
-                handler=self.holders,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=VIEW,
-                summary="Find the subjects and scopes of which objects of the resource API are part",
-                body=HoldersBody,
-                answer=views.RolloutHolders,
-            ),
-            Route(
-                method="DELETE",
-                path="/rollout-policies",
-                handler=self.remove_policy,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=ROLL_OUT,
-                summary="Let new versions go to everyone at once again",
+            _ROUTES.get("/rollout-policies", self.policies, VIEW),
+            _ROUTES.put("/rollout-policies", self.set_policy, ROLL_OUT, body=PolicyBody),
+            _ROUTES.post("/rollout-holders", self.holders, VIEW, body=HoldersBody),
+            _ROUTES.delete(
+                "/rollout-policies",
+                self.remove_policy,
+                ROLL_OUT,
                 status=204,
                 query=(
                     Query(name="subject", summary="Whose policy"),
@@ -208,10 +127,12 @@ class RolloutRoutes:
     # Reading.
 
     async def subjects(self, _call: RolloutCall) -> Answer[views.RolloutSubjects]:
+        """List what can be rolled out here, and what gates can ask for."""
         found = [views.subject(one) for _, one in sorted(self._rollouts.subjects.items())]
         return Answer(content=views.RolloutSubjects(subjects=found))
 
     async def list(self, call: RolloutCall) -> Answer[views.RolloutList]:
+        """List rollouts, newest first."""
         within = call.query.get("scope", "")
         if within:
             self._gate.check(call.caller, VIEW, within)
@@ -224,6 +145,7 @@ class RolloutRoutes:
         return Answer(content=views.RolloutList(rollouts=[views.brief(one) for one in found]))
 
     async def get(self, call: RolloutCall) -> Answer[views.RolloutView]:
+        """Get a rollout with its targets, its history and what it waits for."""
         return Answer(content=views.whole(self._rollouts, self._named(call)))
 
     def _named(self, call: RolloutCall) -> Rollout:
@@ -263,11 +185,13 @@ class RolloutRoutes:
         )
 
     async def start(self, call: RolloutCall) -> Answer[views.RolloutView]:
+        """Start a rollout."""
         wanted = self._wanted(call)
         view = call.answering(lambda made: Answer(content=views.brief(made)))
         return view(await self._rollouts.start(wanted))
 
     async def plan(self, call: RolloutCall) -> Answer[views.RolloutPlan]:
+        """Tell which targets would be in which wave, without starting anything."""
         return Answer(content=views.planned(await self._rollouts.plan(self._wanted(call))))
 
     async def pause(self, call: RolloutCall) -> Answer[views.RolloutView]:
@@ -308,6 +232,7 @@ class RolloutRoutes:
     # Policies.
 
     async def policies(self, call: RolloutCall) -> Answer[views.RolloutPolicies]:
+        """List policies that make every new version a rollout."""
         seen = self._gate.scopes(call.caller, VIEW)
         found = [
             views.policy(one)
@@ -317,6 +242,7 @@ class RolloutRoutes:
         return Answer(content=views.RolloutPolicies(policies=found))
 
     async def holders(self, call: RolloutCall) -> Answer[views.RolloutHolders]:
+        """Find the subjects and scopes of which objects of the resource API are part."""
         body: HoldersBody = call.body
         seen = self._gate.scopes(call.caller, VIEW)
         found = list(self._rollouts.holders((one.kind, one.scope, one.name) for one in body.objects))
@@ -328,6 +254,7 @@ class RolloutRoutes:
         return Answer(content=views.RolloutHolders(holders=shown, hidden=len(found) - len(shown)))
 
     async def set_policy(self, call: RolloutCall) -> Answer[views.RolloutPolicyView]:
+        """Make every new version at and below a scope a rollout."""
         body: PolicyBody = call.body
         scope = self._meant(call, partial(self._rollouts.policy_scope, body.subject), body.scope)
         spec = PolicySpec(
@@ -340,6 +267,7 @@ class RolloutRoutes:
         return Answer(content=views.policy(made))
 
     async def remove_policy(self, call: RolloutCall) -> Answer[None]:
+        """Let new versions go to everyone at once again."""
         scope = call.query.get("scope", "")
         self._gate.check(call.caller, ROLL_OUT, scope)
         await self._rollouts.remove_policy(call.query.get("subject", ""), scope, actor=call.caller.name)

@@ -23,12 +23,11 @@ from fleetplane.kernel.identity import MasterKey
 from fleetplane.kernel.identity.operators import bearer_of
 from fleetplane.kernel.resources import Nothing
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import Needs
 from fleetplane.web.rest import console
-from fleetplane.web.rest.routes import Answer, Call, Route
+from fleetplane.web.rest.routes import Answer, Call, Route, RouteGroup
 
 KEY = "people/console-key"
-_TAG = "Console"
+_ROUTES = RouteGroup("Console")
 
 
 class ConsoleSessions:
@@ -73,58 +72,15 @@ class ConsoleSessions:
         return self._cookies.issue(self._logins.login_in(pair.access), 0, {})
 
     def routes(self) -> Iterator[Route]:
-        yield Route(
-            method="POST",
-            path="/console",
-            handler=self.open,
-            needs=Needs.WRITES,
-            tag=_TAG,
-            public=True,
-            summary="Log in with a browser: the session is a cookie that no script can read",
-            body=shapes.LoginBody,
-            answer=shapes.ConsoleSession,
-        )
-        yield Route(
-            method="POST",
-            path="/console/token",
-            handler=self.trade,
-            needs=Needs.WRITES,
-            tag=_TAG,
-            public=True,  # the token is looked at by the handler, and is no session's
-            summary="Trade the bearer token of this request for a session",
-            answer=shapes.ConsoleSession,
-        )
-        yield Route(
-            method="POST",
-            path="/console/link",
-            handler=self.redeem,
-            needs=Needs.WRITES,
-            tag=_TAG,
-            public=True,
-            summary="Open the session of a link, which is good once",
-            body=shapes.LinkBody,
-            answer=shapes.ConsoleSession,
-        )
-        yield Route(
-            method="GET",
-            path="/console",
-            handler=self.show,
-            needs=Needs.STORE,
-            tag=_TAG,
-            summary="Tell whose session it is, and the CSRF token that changes need",
-            answer=shapes.ConsoleSession,
-        )
-        yield Route(
-            method="DELETE",
-            path="/console",
-            handler=self.close,
-            needs=Needs.WRITES,
-            tag=_TAG,
-            summary="End the session",
-            status=204,
-        )
+        yield _ROUTES.post("/console", self.open, public=True, body=shapes.LoginBody)
+        # The handler itself checks the token that is traded, which is no session's.
+        yield _ROUTES.post("/console/token", self.trade, public=True)
+        yield _ROUTES.post("/console/link", self.redeem, public=True, body=shapes.LinkBody)
+        yield _ROUTES.get("/console", self.show)
+        yield _ROUTES.delete("/console", self.close, status=204)
 
     async def open(self, call: Call[Any]) -> Answer[shapes.ConsoleSession]:
+        """Log in with a browser: the session is a cookie that no script can read."""
         body: shapes.LoginBody = call.body
         console.check_same_origin(call.headers.get)
         found = await self._accounts.authenticate(body.name, body.password, address=call.address)
@@ -132,21 +88,25 @@ class ConsoleSessions:
         return _begun(OpenedSession(name=name, cookie=await self.begin(found)), call)
 
     async def trade(self, call: Call[Any]) -> Answer[shapes.ConsoleSession]:
+        """Trade the bearer token of this request for a session."""
         console.check_same_origin(call.headers.get)
         return _begun(await self._tokens.trade(bearer_of(call.headers.get("authorization"))), call)
 
     async def redeem(self, call: Call[Any]) -> Answer[shapes.ConsoleSession]:
+        """Open the session of a link, which is good once."""
         body: shapes.LinkBody = call.body
         console.check_same_origin(call.headers.get)
         return _begun(await self._tokens.redeem(body.code), call)
 
     async def show(self, call: Call[Any]) -> Answer[shapes.ConsoleSession]:
+        """Tell whose session it is, and the CSRF token that changes need."""
         session = self._session(call)
         return Answer(
             content=shapes.ConsoleSession(name=call.caller.name, csrf_token=console.csrf_of(session))
         )
 
     async def close(self, call: Call[Any]) -> Answer[None]:
+        """End the session."""
         session = self._session(call)
         if session.startswith(MARK):
             await self._tokens.close(session, actor=call.caller.name)

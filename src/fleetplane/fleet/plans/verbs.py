@@ -79,6 +79,7 @@ class WritingRoutes:
             method="DELETE",
             handler=_named(f"delete_{word}", self._deleter(entry)),
             summary=f"Delete one object of {resource.plural}",
+            answer=None,
             status=NO_CONTENT,
             **about,
         )

@@ -46,8 +46,12 @@ from fleetplane.kernel.store import Store
 from fleetplane.rpc import Needs
 from fleetplane.web.rest.gate import PrincipalCaller
 from fleetplane.web.rest.pages import flag, whole_number
-from fleetplane.web.rest.routes import Answer, Call, Query, Route, RouteTable, Stream, etag
+from fleetplane.web.rest.routes import Answer, Call, Query, Route, RouteGroup, RouteTable, Stream, etag
 from fleetplane.web.streaming import EVENT_STREAM
+
+_WATCH = RouteGroup("Watch")
+
+_DISCOVERY = RouteGroup("Discovery")
 
 PREFIX = "/apis/v1"
 ApiCall = Call[PrincipalCaller]
@@ -120,25 +124,8 @@ class ResourceRoutes:
     def table(self, more: Sequence[Route] = ()) -> RouteTable:
         """Every route, those of other parts of the API among them."""
         routes = [
-            Route(
-                method="GET",
-                path="/",
-                handler=self.discover,
-                needs=Needs.STORE,
-                tag="Discovery",
-                summary="List the resources, and what the caller may do with each",
-                answer=Discovery,
-            ),
-            Route(
-                method="GET",
-                path="/watch",
-                handler=self.watch,
-                needs=Needs.STORE,
-                tag="Watch",
-                summary="Follow the changes of any set of resources, as server-sent events",
-                streams=True,
-                query=WATCH_QUERY,
-            ),
+            _DISCOVERY.get("/", self.discover),
+            _WATCH.get("/watch", self.watch, streams=True, query=WATCH_QUERY),
             *more,
         ]
         for entry in self.catalogue.entries:
@@ -262,9 +249,11 @@ class ResourceRoutes:
         )
 
     async def discover(self, call: ApiCall) -> Answer[Discovery]:
+        """List the resources, and what the caller may do with each."""
         return Answer(content=discovery.discovered(self.catalogue, self.sight(call), self._store.revision))
 
     async def watch(self, call: ApiCall) -> Stream:
+        """Follow the changes of any set of resources, as server-sent events."""
         wanted = parsed_of(call.query.get("of", ""), self.catalogue, self.sight(call))
         form = call.query.get("form", FORMS[0])
         if form not in FORMS:

@@ -143,7 +143,7 @@ class Desk(Generic[C]):
 
 
 def _encoded(route: Route, content: Any) -> bytes:
-    return b"" if route.answer is None else _ENCODER.encode(content)
+    return b"" if route.answer_shape is None else _ENCODER.encode(content)
 
 
 class Reply(ASGIResponse):

@@ -108,7 +108,7 @@ def _readable(schema: Any) -> Any:
 
 def _shapes(routes: Iterable[Route]) -> list[Any]:
     """Each once, in the order of the table."""
-    found = (shape for route in routes for shape in (route.body, route.answer) if shape is not None)
+    found = (shape for route in routes for shape in (route.body, route.answer_shape) if shape is not None)
     return list(dict.fromkeys(found))
 
 
@@ -143,8 +143,8 @@ def _operation_id(route: Route) -> str:
 
 def _responses(route: Route, by_shape: dict[Any, Any], errors: Iterable[str]) -> dict[str, Any]:
     done: dict[str, Any] = {"description": _WORDS[route.status]}
-    if route.answer is not None:
-        done["content"] = {"application/json": {"schema": by_shape[route.answer]}}
+    if route.answer_shape is not None:
+        done["content"] = {"application/json": {"schema": by_shape[route.answer_shape]}}
     if route.streams and (route.begins_once or route.method == "GET"):
         done.setdefault("content", {})["text/event-stream"] = {"schema": {"type": "string"}}
     return {

@@ -9,9 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from functools import cached_property
+from types import NoneType
+from typing import Any, Generic, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import UNSET
 
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.errors import SettingsError
@@ -157,8 +160,10 @@ class Query:
     """Whether it may be given more than once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Route:
+    """One route. Most are declared in one line by a `RouteGroup`."""
+
     method: str
     path: str
     """Below the table's prefix, with `{name}` for parameters."""
@@ -166,14 +171,14 @@ class Route:
     summary: str
     tag: str
     public: bool = False
-    """Without a caller: only what makes one."""
+    """Served without a caller, as signing in is."""
     permission: Permission | None = None
-    """Asked in the scope of what the path names; None for what every caller may do."""
+    """Checked in the scope of what the path names; None for what every caller may do."""
     body: Any = None
     """The shape of the request's body."""
     body_optional: bool = False
-    answer: Any = None
-    """The shape of the answer; None for an empty one."""
+    answer: Any = UNSET
+    """The shape of the answer, None for an empty one; by default what the handler is annotated to return."""
     status: int = 200
     shares_handler: bool = False
     """Whether its handler serves another path too."""
@@ -195,6 +200,57 @@ class Route:
     @property
     def name(self) -> str:
         return f"{self.method} {self.path}"
+
+    @cached_property
+    def answer_shape(self) -> Any:
+        """The shape of the answer; None for an empty one and for a stream."""
+        if self.answer is not UNSET:
+            return self.answer
+        returned = get_type_hints(self.handler).get("return")
+        if get_origin(returned) is not Answer:
+            return None
+        (shape,) = get_args(returned)
+        return None if shape is NoneType else shape
+
+
+def _first_line(handler: Handler) -> str:
+    first, _, _ = (handler.__doc__ or "").partition("\n")
+    return first.removesuffix(".")
+
+
+class _Declare(Protocol):
+    """One line for one route; `options` are the other fields of `Route`."""
+
+    def __call__(
+        self, path: str, handler: Handler, permission: Permission | None = None, **options: Any
+    ) -> Route: ...
+
+
+class RouteGroup:
+    """Declares the routes below one heading of the OpenAPI document, one line each.
+
+    The first line of the handler's docstring is the summary, and its annotation has the shape of the answer.
+    A GET needs the store, every other method the right to write, unless the row says otherwise in `needs`.
+    """
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+        self.get: _Declare = self._declare("GET", Needs.STORE)
+        self.post: _Declare = self._declare("POST", Needs.WRITES)
+        self.put: _Declare = self._declare("PUT", Needs.WRITES)
+        self.patch: _Declare = self._declare("PATCH", Needs.WRITES)
+        self.delete: _Declare = self._declare("DELETE", Needs.WRITES)
+
+    def _declare(self, method: str, needs: Needs) -> _Declare:
+        def declare(
+            path: str, handler: Handler, permission: Permission | None = None, **options: Any
+        ) -> Route:
+            said = {"needs": needs, "summary": _first_line(handler), **options}
+            return Route(
+                method=method, path=path, handler=handler, tag=self.tag, permission=permission, **said
+            )
+
+        return declare
 
 
 class Gate(Protocol[C]):
@@ -223,6 +279,8 @@ class RouteTable:
             if route.name in seen:
                 raise SettingsError(f"two routes for {route.name}")
             seen.add(route.name)
+            if not route.summary:
+                raise SettingsError(f"{route.name} has no summary; give its handler a docstring")
             if "{" in route.path and not route.public and route.permission is None:
                 raise SettingsError(f"{route.name} names a thing, but no permission")
             if route.needs is Needs.STORE and route.method != "GET":
@@ -245,7 +303,7 @@ class RouteTable:
 
 def _answers_anyone_twice(route: Route) -> bool:
     """Whether a stored answer would be repeated to a caller whose rights are not checked again."""
-    if route.method != "POST" or route.public or route.answer is None:
+    if route.method != "POST" or route.public or route.answer_shape is None:
         return False
     return route.permission is None and route.recheck is None
 

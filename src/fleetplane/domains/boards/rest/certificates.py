@@ -54,12 +54,12 @@ from fleetplane.gen.pi_controller import pi_controller_pb2 as pi
 from fleetplane.kernel.access import Principal
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
-from fleetplane.rpc import CallContext, Needs
-from fleetplane.web.rest.routes import Answer, Query, Route
+from fleetplane.rpc import CallContext
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
 
 REASON_LIMIT = 256
 _ONE = "/ca/certificates/{id}"
-_TAG = "Certificates"
+_ROUTES = RouteGroup("Certificates")
 _FILTERS: Sequence[Query] = (
     Query(name="type", summary="Only of this type", choices=tuple(CertificateType)),
     Query(name="node_id", summary="Only of this board", kind="integer", low=1),
@@ -133,200 +133,71 @@ class CertificateRoutes:
 
     def _authority_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="POST",
-                path="/ca/initialize",
-                needs=Needs.WRITES,
-                handler=self.initialize,
-                tag=_TAG,
-                summary="Confirm that the certificate authority exists",
-                permission=ADMINISTER,
-                answer=InitializedAuthority,
-            ),
-            Route(
-                method="GET",
-                path="/ca/info",
-                needs=Needs.STORE,
-                handler=self.info,
-                tag=_TAG,
-                permission=READ,
-                summary="Get the certificate authority",
-                answer=ShownAuthority,
-            ),
-            Route(
-                method="GET",
-                path="/ca/certificate",
-                needs=Needs.STORE,
-                handler=self.certificate,
-                tag=_TAG,
-                permission=READ,
-                summary="Get the authority's certificate, in PEM",
-                answer=AuthorityCertificate,
-            ),
-            Route(
-                method="GET",
-                path="/ca/stats",
-                needs=Needs.STORE,
-                handler=self.stats,
-                tag=_TAG,
-                permission=READ,
-                summary="Count issued certificates by state",
-                answer=CertificateCounts,
-            ),
-            Route(
-                method="POST",
-                path="/ca/cleanup",
-                needs=Needs.WRITES,
-                handler=self.cleanup,
-                tag=_TAG,
-                permission=ADMINISTER,
-                summary="Delete records of certificates that expired long ago",
-                answer=CleanedCertificates,
-            ),
+            _ROUTES.post("/ca/initialize", self.initialize, ADMINISTER),
+            _ROUTES.get("/ca/info", self.info, READ),
+            _ROUTES.get("/ca/certificate", self.certificate, READ),
+            _ROUTES.get("/ca/stats", self.stats, READ),
+            _ROUTES.post("/ca/cleanup", self.cleanup, ADMINISTER),
         )
 
     def _certificate_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/ca/certificates",
-                handler=self.list,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                summary="List issued certificates",
-                answer=CertificateRows,
+            _ROUTES.get(
+                "/ca/certificates",
+                self.list,
+                READ,
                 query=(
                     Query(name="status", summary="Only in this state", choices=tuple(CertificateState)),
                     *_FILTERS,
                 ),
             ),
-            Route(
-                method="POST",
-                path="/ca/certificates",
-                needs=Needs.WRITES,
-                handler=self.issue,
-                tag=_TAG,
-                permission=ADMINISTER,
-                summary="Refused: private keys are not made here; use /ca/requests",
-                body=IssueBody,
-                answer=CertificateFields,
-                status=CREATED,
-            ),
-            Route(
-                method="POST",
-                path="/ca/certificates/validate",
-                needs=Needs.WRITES,
-                handler=self.validate,
-                tag=_TAG,
-                summary="Validate a certificate against this authority",
-                permission=READ,
-                body=ValidateBody,
-                answer=CheckedCertificate,
-            ),
-            Route(
-                method="GET",
-                path="/ca/certificates/serial/{serial}",
-                needs=Needs.STORE,
-                handler=self.by_serial,
-                tag=_TAG,
-                permission=READ,
-                summary="Get a certificate by serial number",
-                answer=ShownCertificate,
-            ),
-            Route(
-                method="GET",
-                path=_ONE,
-                handler=self.show,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                summary="Get a certificate",
-                answer=ShownCertificate,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/renew",
-                needs=Needs.WRITES,
-                handler=self.renew,
-                tag=_TAG,
-                permission=ADMINISTER,
-                summary="Renew a certificate for the same key and names",
-                answer=ShownCertificate,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/revoke",
-                needs=Needs.WRITES,
-                handler=self.revoke,
-                tag=_TAG,
-                permission=ADMINISTER,
-                summary="Revoke a certificate",
-                body=RevokeBody,
-                answer=RevokedCertificate,
-            ),
+            _ROUTES.post("/ca/certificates", self.issue, ADMINISTER, body=IssueBody, status=CREATED),
+            _ROUTES.post("/ca/certificates/validate", self.validate, READ, body=ValidateBody),
+            _ROUTES.get("/ca/certificates/serial/{serial}", self.by_serial, READ),
+            _ROUTES.get(_ONE, self.show, READ),
+            _ROUTES.post(f"{_ONE}/renew", self.renew, ADMINISTER),
+            _ROUTES.post(f"{_ONE}/revoke", self.revoke, ADMINISTER, body=RevokeBody),
         )
 
     def _request_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/ca/requests",
-                handler=self.requests,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="List certificate requests",
-                answer=RequestRows,
+            _ROUTES.get(
+                "/ca/requests",
+                self.requests,
+                OPERATE,
                 query=(
                     Query(name="status", summary="Only in this state", choices=tuple(RequestState)),
                     *_FILTERS,
                 ),
             ),
-            Route(
-                method="POST",
-                path="/ca/requests",
-                needs=Needs.WRITES,
-                handler=self.request,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Submit a certificate signing request",
-                body=RequestBody,
-                answer=ShownRequest,
-                status=CREATED,
-            ),
-            Route(
-                method="POST",
-                path="/ca/requests/{id}/process",
-                needs=Needs.WRITES,
-                handler=self.process,
-                tag=_TAG,
-                permission=ADMINISTER,
-                summary="Approve or reject a certificate request",
-                body=ProcessBody,
-                answer=DecidedRequest,
-            ),
+            _ROUTES.post("/ca/requests", self.request, OPERATE, body=RequestBody, status=CREATED),
+            _ROUTES.post("/ca/requests/{id}/process", self.process, ADMINISTER, body=ProcessBody),
         )
 
     # The authority.
 
     async def initialize(self, call: BoardCall) -> Answer[InitializedAuthority]:
+        """Confirm that the certificate authority exists."""
         told = await self._methods.InitializeCA(pi.InitializeCARequest(), _acting(call))
         return Answer(content=spelled_as(told, InitializedAuthority))
 
     async def info(self, call: BoardCall) -> Answer[ShownAuthority]:
+        """Get the certificate authority."""
         told = await self._methods.GetCAInfo(pi.GetCAInfoRequest(), _acting(call))
         return Answer(content=spelled_as(told, ShownAuthority))
 
     async def certificate(self, call: BoardCall) -> Answer[AuthorityCertificate]:
+        """Get the authority's certificate, in PEM."""
         told = await self._methods.GetCACertificate(pi.GetCACertificateRequest(), _acting(call))
         return Answer(content=spelled_as(told, AuthorityCertificate))
 
     async def stats(self, call: BoardCall) -> Answer[CertificateCounts]:
+        """Count issued certificates by state."""
         told = await self._methods.GetCertificateStats(pi.GetCertificateStatsRequest(), _acting(call))
         return Answer(content=spelled_as(told, CertificateCounts))
 
     async def cleanup(self, call: BoardCall) -> Answer[CleanedCertificates]:
+        """Delete records of certificates that expired long ago."""
         request = pi.CleanupExpiredCertificatesRequest()
         told = await self._methods.CleanupExpiredCertificates(request, _acting(call))
         return Answer(content=spelled_as(told, CleanedCertificates))
@@ -334,6 +205,7 @@ class CertificateRoutes:
     # Certificates.
 
     async def list(self, call: BoardCall) -> Answer[CertificateRows]:
+        """List issued certificates."""
         kind, state = choice(call, "type", CertificateType), choice(call, "status", CertificateState)
         board, cluster = reference(call, "node_id"), reference(call, "cluster_id")
         now_ns = self._clock.now_ns()
@@ -348,6 +220,7 @@ class CertificateRoutes:
         return Answer(content=listed(call, found, self._shown, CertificateRows))
 
     async def issue(self, call: BoardCall) -> Answer[CertificateFields]:
+        """Refused: private keys are not made here; use /ca/requests."""
         body: IssueBody = call.body
         # Always refused, with words that say what to do: there is no key in it to certify.
         request = pi.IssueCertificateRequest(
@@ -357,6 +230,7 @@ class CertificateRoutes:
         return Answer(content=spelled_as(made, CertificateFields))
 
     async def show(self, call: BoardCall) -> Answer[ShownCertificate]:
+        """Get a certificate."""
         number = number_in(call)
         found = self._certificates.get(number)
         if found is None:
@@ -364,6 +238,7 @@ class CertificateRoutes:
         return Answer(content=self._shown(found))
 
     async def by_serial(self, call: BoardCall) -> Answer[ShownCertificate]:
+        """Get a certificate by serial number."""
         request = pi.GetCertificateRequest(serial_number=call.path["serial"][:128])
         told = await self._methods.GetCertificate(request, _acting(call))
         found = self._certificates.get(told.id)
@@ -371,9 +246,11 @@ class CertificateRoutes:
         return Answer(content=self._shown(found))
 
     async def renew(self, call: BoardCall) -> Answer[ShownCertificate]:
+        """Renew a certificate for the same key and names."""
         return Answer(content=self._shown(await self._requests.renew(number_in(call), actor=actor(call))))
 
     async def revoke(self, call: BoardCall) -> Answer[RevokedCertificate]:
+        """Revoke a certificate."""
         body: RevokeBody = call.body
         revoked = await self._certificates.revoke(
             number_in(call), reason=body.reason[:REASON_LIMIT], actor=call.caller.name
@@ -382,6 +259,7 @@ class CertificateRoutes:
         return Answer(content=RevokedCertificate(message=words, certificate=self._shown(revoked)))
 
     async def validate(self, call: BoardCall) -> Answer[CheckedCertificate]:
+        """Validate a certificate against this authority."""
         body: ValidateBody = call.body
         request = pi.ValidateCertificateRequest(certificate_pem=body.certificate_pem)
         told = await self._methods.ValidateCertificate(request, _acting(call))
@@ -390,6 +268,7 @@ class CertificateRoutes:
     # Requests.
 
     async def requests(self, call: BoardCall) -> Answer[RequestRows]:
+        """List certificate requests."""
         kind, state = choice(call, "type", CertificateType), choice(call, "status", RequestState)
         board, cluster = reference(call, "node_id"), reference(call, "cluster_id")
         found = [
@@ -403,6 +282,7 @@ class CertificateRoutes:
         return Answer(content=listed(call, found, _request, RequestRows))
 
     async def request(self, call: BoardCall) -> Answer[ShownRequest]:
+        """Submit a certificate signing request."""
         body: RequestBody = call.body
         spec = RequestSpec(
             common_name=body.common_name.strip(),
@@ -421,6 +301,7 @@ class CertificateRoutes:
         return view(await self._requests.create(spec, actor=actor(call)))
 
     async def process(self, call: BoardCall) -> Answer[DecidedRequest]:
+        """Approve or reject a certificate request."""
         body: ProcessBody = call.body
         decided = await self._requests.process(number_in(call), approve=body.approve, actor=actor(call))
         number = request_status(decided).certificate

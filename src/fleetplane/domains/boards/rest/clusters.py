@@ -31,11 +31,10 @@ from fleetplane.domains.boards.rest.shapes.inventory import (
 )
 from fleetplane.domains.boards.rules import Facts
 from fleetplane.kernel.errors import NotFound
-from fleetplane.rpc import Needs
-from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
 _ONE = "/clusters/{id}"
-_TAG = "Clusters"
+_ROUTES = RouteGroup("Clusters")
 
 
 class ClusterBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -68,112 +67,28 @@ class ClusterRoutes:
 
     def _cluster_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/clusters",
-                handler=self.list,
-                needs=Needs.STORE,
-                tag=_TAG,
-                summary="List clusters",
-                permission=READ,
-                answer=ClusterRows,
-                query=PAGING,
-            ),
-            Route(
-                method="POST",
-                path="/clusters",
-                needs=Needs.WRITES,
-                handler=self.create,
-                tag=_TAG,
-                summary="Create a cluster",
-                permission=OPERATE,
-                body=ClusterBody,
-                answer=ShownCluster,
-                status=CREATED,
-            ),
-            Route(
-                method="GET",
-                path=_ONE,
-                handler=self.show,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                summary="Get a cluster, with its boards",
-                answer=ShownCluster,
-            ),
-            Route(
-                method="PUT",
-                path=_ONE,
-                needs=Needs.WRITES,
-                handler=self.change,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Change a cluster; omitted fields keep their values",
-                body=ClusterPatch,
-                answer=ShownCluster,
-            ),
-            Route(
-                method="DELETE",
-                path=_ONE,
-                needs=Needs.WRITES,
-                handler=self.delete,
-                tag=_TAG,
-                permission=ADMINISTER,
-                summary="Delete a cluster that has no boards",
-                status=NO_CONTENT,
-            ),
-            Route(
-                method="GET",
-                path=f"{_ONE}/status",
-                handler=self.status,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                summary="Get a cluster's status, in one word",
-                answer=ClusterState,
-            ),
+            _ROUTES.get("/clusters", self.list, READ, query=PAGING),
+            _ROUTES.post("/clusters", self.create, OPERATE, body=ClusterBody, status=CREATED),
+            _ROUTES.get(_ONE, self.show, READ),
+            _ROUTES.put(_ONE, self.change, OPERATE, body=ClusterPatch),
+            _ROUTES.delete(_ONE, self.delete, ADMINISTER, status=NO_CONTENT),
+            _ROUTES.get(f"{_ONE}/status", self.status, READ),
         )
 
     def _member_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path=f"{_ONE}/nodes",
-                needs=Needs.STORE,
-                handler=self.members,
-                tag=_TAG,
-                permission=READ,
-                summary="List the boards of a cluster",
-                answer=ClusterNodes,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/nodes",
-                needs=Needs.WRITES,
-                handler=self.add,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Add a board to a cluster",
-                body=MemberBody,
-                answer=NodeData,
-            ),
-            Route(
-                method="DELETE",
-                path=f"{_ONE}/nodes/{{node}}",
-                needs=Needs.WRITES,
-                handler=self.remove,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Remove a board from a cluster",
-                status=NO_CONTENT,
-            ),
+            _ROUTES.get(f"{_ONE}/nodes", self.members, READ),
+            _ROUTES.post(f"{_ONE}/nodes", self.add, OPERATE, body=MemberBody),
+            _ROUTES.delete(f"{_ONE}/nodes/{{node}}", self.remove, OPERATE, status=NO_CONTENT),
         )
 
     async def list(self, call: BoardCall) -> Answer[ClusterRows]:
+        """List clusters."""
         found = self._clusters.all()
         return Answer(content=listed(call, found, views.cluster, ClusterRows))
 
     async def create(self, call: BoardCall) -> Answer[ShownCluster]:
+        """Create a cluster."""
         body: ClusterBody = call.body
         view = call.answering(lambda made: Answer(content=views.cluster(made, ())))
         spec = ClusterSpec(
@@ -185,27 +100,33 @@ class ClusterRoutes:
         return view(await self._clusters.create(spec, actor=actor(call)))
 
     async def show(self, call: BoardCall) -> Answer[ShownCluster]:
+        """Get a cluster, with its boards."""
         return Answer(content=self._shown(self._cluster(call)))
 
     async def change(self, call: BoardCall) -> Answer[ShownCluster]:
+        """Change a cluster; omitted fields keep their values."""
         said = changes(call.body)
         state = said.pop("status", None)
         changed = await self._clusters.update(number_in(call), actor=actor(call), state=state, **said)
         return Answer(content=self._shown(changed))
 
     async def delete(self, call: BoardCall) -> Answer[None]:
+        """Delete a cluster that has no boards."""
         await self._clusters.delete(number_in(call), actor=actor(call))
         return Answer(content=None)
 
     async def status(self, call: BoardCall) -> Answer[ClusterState]:
+        """Get a cluster's status, in one word."""
         return Answer(content=views.cluster_state(self._cluster(call)))
 
     async def members(self, call: BoardCall) -> Answer[ClusterNodes]:
+        """List the boards of a cluster."""
         number = number_of(self._cluster(call))
         nodes = [self._show(board) for board in self._boards.in_cluster(number)]
         return Answer(content=ClusterNodes(nodes=nodes, count=len(nodes), cluster_id=number))
 
     async def add(self, call: BoardCall) -> Answer[NodeData]:
+        """Add a board to a cluster."""
         body: MemberBody = call.body
         cluster = self._cluster(call)
         facts = Facts(cluster_id=number_of(cluster))
@@ -213,6 +134,7 @@ class ClusterRoutes:
         return Answer(content=NodeData(data=self._show(board)))
 
     async def remove(self, call: BoardCall) -> Answer[None]:
+        """Remove a board from a cluster."""
         number, cluster = number_in(call, "node"), number_of(self._cluster(call))
         if self._boards.require(number, field="node").spec.cluster_id != cluster:
             raise NotFound(f"board {number} does not belong to cluster {cluster}", field="node")

@@ -35,14 +35,13 @@ from fleetplane.kernel.commands.kinds import targets_scope
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import spelled, spelled_or_null
-from fleetplane.rpc import Needs
-from fleetplane.web.rest.routes import Answer, Route, Stream
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup, Stream
 from fleetplane.web.streaming import EVENT_STREAM, event
 
 TARGETS_LIMIT = 10_000
 WAIT_LIMIT_SECONDS = 7 * 86_400.0
 _ONE = "/commands/{command}"
-_TAG = "Commands"
+_ROUTES = RouteGroup("Commands")
 
 
 class CommandBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -83,75 +82,18 @@ class CommandRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="POST",
-                path="/nodes/{id}/exec",
-                needs=Needs.WRITES,
-                handler=self.execute,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Run an allowed program on a board, and wait for it",
-                body=CommandBody,
-                answer=ShownOutcome,
-            ),
-            Route(
-                method="POST",
-                path="/exec",
-                needs=Needs.WRITES,
-                handler=self.execute_on_many,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Run an allowed program on boards; follow it at /commands",
-                body=FleetBody,
-                answer=IssuedCommand,
-                status=ACCEPTED,
-            ),
-            Route(
-                method="GET",
-                path="/commands",
-                needs=Needs.STORE,
-                handler=self.list,
-                tag=_TAG,
-                permission=READ,
-                summary="List commands, newest first",
-                answer=CommandRows,
-                query=PAGING,
-            ),
-            Route(
-                method="GET",
-                path=_ONE,
-                needs=Needs.STORE,
-                handler=self.show,
-                tag=_TAG,
-                permission=READ,
-                summary="Get a command, with the outcome on each board",
-                answer=CommandDetailData,
-            ),
-            Route(
-                method="GET",
-                path=f"{_ONE}/events",
-                needs=Needs.STORE,
-                handler=self.follow,
-                tag=_TAG,
-                permission=READ,
-                summary="Follow a command as server-sent events",
-                streams=True,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/cancel",
-                needs=Needs.WRITES,
-                handler=self.cancel,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Cancel a command; running programs are terminated",
-                answer=CommandData,
-            ),
+            _ROUTES.post("/nodes/{id}/exec", self.execute, OPERATE, body=CommandBody),
+            _ROUTES.post("/exec", self.execute_on_many, OPERATE, body=FleetBody, status=ACCEPTED),
+            _ROUTES.get("/commands", self.list, READ, query=PAGING),
+            _ROUTES.get(_ONE, self.show, READ),
+            _ROUTES.get(f"{_ONE}/events", self.follow, READ, streams=True),
+            _ROUTES.post(f"{_ONE}/cancel", self.cancel, OPERATE),
         )
 
     # Running.
 
     async def execute(self, call: BoardCall) -> Answer[ShownOutcome]:
+        """Run an allowed program on a board, and wait for it."""
         body: CommandBody = call.body
         command = await self._commander.execute(
             body.order(),
@@ -163,6 +105,7 @@ class CommandRoutes:
         return Answer(content=_outcome(outcome, command_id=command.name))
 
     async def execute_on_many(self, call: BoardCall) -> Answer[IssuedCommand]:
+        """Run an allowed program on boards; follow it at /commands."""
         body: FleetBody = call.body
         targets = self._meant(body.target)
 
@@ -204,17 +147,20 @@ class CommandRoutes:
     # Looking.
 
     async def list(self, call: BoardCall) -> Answer[CommandRows]:
+        """List commands, newest first."""
         found = [one for one in self._store.list(COMMAND, SCOPE) if one.spec.channel == CHANNEL]
         found.sort(key=lambda one: -one.created_revision)
         return Answer(content=listed(call, found, _command, CommandRows))
 
     async def show(self, call: BoardCall) -> Answer[CommandDetailData]:
+        """Get a command, with the outcome on each board."""
         command = self._command(call)
         outcomes = [_outcome(one) for one in self._commander.outcomes(command)]
         detail = CommandDetail(**asdict(_command(command)), outcomes=outcomes)
         return Answer(content=CommandDetailData(data=detail))
 
     async def follow(self, call: BoardCall) -> Stream:
+        """Follow a command as server-sent events."""
         return Stream(chunks=self._events(self._command(call)), content_type=EVENT_STREAM)
 
     async def _events(self, command: Command) -> AsyncGenerator[bytes]:
@@ -234,6 +180,7 @@ class CommandRoutes:
         yield event("end", _command(self._store.get(COMMAND, SCOPE, command.name) or command))
 
     async def cancel(self, call: BoardCall) -> Answer[CommandData]:
+        """Cancel a command; running programs are terminated."""
         command = self._command(call)
         if self._runs.find(SCOPE, command.name) is not None:
             await self._runs.cancel(SCOPE, command.name, actor=call.caller.name)

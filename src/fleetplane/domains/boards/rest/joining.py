@@ -22,10 +22,9 @@ from fleetplane.domains.boards.rest.shapes.inventory import (
 )
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import PermissionDenied
-from fleetplane.rpc import Needs
-from fleetplane.web.rest.routes import Answer, Gate, Route
+from fleetplane.web.rest.routes import Answer, Gate, Route, RouteGroup
 
-_TAG = "Joining"
+_ROUTES = RouteGroup("Joining")
 
 
 class TokenBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -52,65 +51,17 @@ class JoiningRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="POST",
-                path="/join-tokens",
-                needs=Needs.WRITES,
-                handler=self.create,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Create a single-use join token",
-                body=TokenBody,
-                body_optional=True,
-                answer=IssuedJoinToken,
-                status=CREATED,
+            _ROUTES.post(
+                "/join-tokens", self.create, OPERATE, body=TokenBody, body_optional=True, status=CREATED
             ),
-            Route(
-                method="GET",
-                path="/join-tokens",
-                needs=Needs.STORE,
-                handler=self.list,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="List join tokens, without their text",
-                answer=JoinTokenRows,
-                query=PAGING,
-            ),
-            Route(
-                method="DELETE",
-                path="/join-tokens/{token}",
-                needs=Needs.WRITES,
-                handler=self.revoke,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Revoke a join token",
-                status=NO_CONTENT,
-            ),
-            Route(
-                method="GET",
-                path="/approvals",
-                needs=Needs.STORE,
-                handler=self.waiting,
-                tag=_TAG,
-                permission=READ,
-                summary="List keys that wait for approval to replace a known board's key",
-                answer=ApprovalRows,
-                query=PAGING,
-            ),
-            Route(
-                method="POST",
-                path="/approvals/{approval}",
-                needs=Needs.WRITES,
-                handler=self.decide,
-                tag=_TAG,
-                permission=ADMINISTER,
-                summary="Approve or reject a waiting key",
-                body=DecisionBody,
-                answer=ApprovalData,
-            ),
+            _ROUTES.get("/join-tokens", self.list, OPERATE, query=PAGING),
+            _ROUTES.delete("/join-tokens/{token}", self.revoke, OPERATE, status=NO_CONTENT),
+            _ROUTES.get("/approvals", self.waiting, READ, query=PAGING),
+            _ROUTES.post("/approvals/{approval}", self.decide, ADMINISTER, body=DecisionBody),
         )
 
     async def create(self, call: BoardCall) -> Answer[IssuedJoinToken]:
+        """Create a single-use join token."""
         body: TokenBody = call.body or TokenBody()
         if body.purpose is TokenPurpose.CONTROLLER or body.replaces is not None:
             self._require_admin(call)
@@ -136,6 +87,7 @@ class JoiningRoutes:
             ) from error
 
     async def list(self, call: BoardCall) -> Answer[JoinTokenRows]:
+        """List join tokens, without their text."""
         now_ns = self._clock.now_ns()
         found = sorted(self._tokens.all(), key=lambda one: -one.created_revision)
         return Answer(
@@ -143,13 +95,16 @@ class JoiningRoutes:
         )
 
     async def revoke(self, call: BoardCall) -> Answer[None]:
+        """Revoke a join token."""
         await self._tokens.revoke(call.path["token"], actor=actor(call))
         return Answer(content=None)
 
     async def waiting(self, call: BoardCall) -> Answer[ApprovalRows]:
+        """List keys that wait for approval to replace a known board's key."""
         return Answer(content=listed(call, self._approvals.all(), views.approval, ApprovalRows))
 
     async def decide(self, call: BoardCall) -> Answer[ApprovalData]:
+        """Approve or reject a waiting key."""
         body: DecisionBody = call.body
         name, by = call.path["approval"], actor(call)
         view = call.answering(lambda decided: Answer(content=ApprovalData(data=views.approval(decided))))

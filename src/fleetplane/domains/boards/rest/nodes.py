@@ -32,12 +32,11 @@ from fleetplane.domains.boards.rest.shapes.inventory import AdoptedNode, NodeDat
 from fleetplane.domains.boards.rules import Facts
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.identity.revocation import Revocations
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.bodies import given
-from fleetplane.web.rest.routes import Answer, Query, Route
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
 
 _ONE = "/nodes/{id}"
-_TAG = "Nodes"
+_ROUTES = RouteGroup("Nodes")
 
 
 class NodeBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -102,15 +101,10 @@ class NodeRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/nodes",
-                needs=Needs.STORE,
-                handler=self.list,
-                tag=_TAG,
-                summary="List boards",
-                permission=READ,
-                answer=NodeRows,
+            _ROUTES.get(
+                "/nodes",
+                self.list,
+                READ,
                 query=(
                     Query(name="cluster_id", summary="Only of this cluster", kind="integer", low=1),
                     Query(name="status", summary="Only in this state", choices=tuple(BoardState)),
@@ -121,64 +115,15 @@ class NodeRoutes:
                     *PAGING,
                 ),
             ),
-            Route(
-                method="POST",
-                path="/nodes",
-                needs=Needs.WRITES,
-                handler=self.create,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Register a board before it joins",
-                body=NodeBody,
-                answer=NodeData,
-                status=CREATED,
-            ),
-            Route(
-                method="GET",
-                path=_ONE,
-                needs=Needs.STORE,
-                handler=self.show,
-                tag=_TAG,
-                permission=READ,
-                summary="Get a board, with its pins",
-                answer=NodeData,
-            ),
-            Route(
-                method="PUT",
-                path=_ONE,
-                needs=Needs.WRITES,
-                handler=self.change,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Change a board's record",
-                body=NodePatch,
-                answer=NodeData,
-            ),
-            Route(
-                method="DELETE",
-                path=_ONE,
-                needs=Needs.WRITES,
-                handler=self.delete,
-                tag=_TAG,
-                permission=ADMINISTER,
-                summary="Delete a board and revoke its certificate",
-                status=NO_CONTENT,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/adopt",
-                needs=Needs.WRITES,
-                handler=self.adopt,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Mark a discovered board as ready",
-                body=AdoptBody,
-                body_optional=True,
-                answer=AdoptedNode,
-            ),
+            _ROUTES.post("/nodes", self.create, OPERATE, body=NodeBody, status=CREATED),
+            _ROUTES.get(_ONE, self.show, READ),
+            _ROUTES.put(_ONE, self.change, OPERATE, body=NodePatch),
+            _ROUTES.delete(_ONE, self.delete, ADMINISTER, status=NO_CONTENT),
+            _ROUTES.post(f"{_ONE}/adopt", self.adopt, OPERATE, body=AdoptBody, body_optional=True),
         )
 
     async def list(self, call: BoardCall) -> Answer[NodeRows]:
+        """List boards."""
         state, role = choice(call, "status", BoardState), choice(call, "role", BoardRole)
         cluster, name = reference(call, "cluster_id"), call.query.get("name")
         labels = [_label(text) for text in call.many["label"]]
@@ -197,24 +142,29 @@ class NodeRoutes:
         )
 
     async def create(self, call: BoardCall) -> Answer[NodeData]:
+        """Register a board before it joins."""
         view = call.answering(lambda made: Answer(content=NodeData(data=self._show(made))))
         return view(await self._boards.create(_facts(given(call.body)), actor=actor(call)))
 
     async def show(self, call: BoardCall) -> Answer[NodeData]:
+        """Get a board, with its pins."""
         board = self._boards.require(number_in(call))
         return Answer(content=NodeData(data=self._show(board, with_devices=True)))
 
     async def change(self, call: BoardCall) -> Answer[NodeData]:
+        """Change a board's record."""
         said = changes(call.body)
         declared = said.pop("status", None)
         board = await self._boards.update(number_in(call), _facts(said), actor=actor(call), declared=declared)
         return Answer(content=NodeData(data=self._show(board)))
 
     async def delete(self, call: BoardCall) -> Answer[None]:
+        """Delete a board and revoke its certificate."""
         await delete_board(self._boards, self._revocations, number_in(call), actor=actor(call))
         return Answer(content=None)
 
     async def adopt(self, call: BoardCall) -> Answer[AdoptedNode]:
+        """Mark a discovered board as ready."""
         body: AdoptBody = call.body or AdoptBody()
         number = number_in(call)
         state = status_of(self._boards.require(number)).state

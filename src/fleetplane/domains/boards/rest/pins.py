@@ -55,16 +55,15 @@ from fleetplane.domains.boards.wire.message_json import json_number
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values.times import NS, spelled, spelled_or_null
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import whole_number
-from fleetplane.web.rest.routes import Answer, Query, Route
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
 from fleetplane.web.times import parsed
 
 CLIENT_LIMIT = 128
 READINGS = 100
 DAY_NS = 86_400 * NS
 _ONE = "/gpio/{id}"
-_TAG = "GPIO"
+_ROUTES = RouteGroup("GPIO")
 
 
 class DeviceBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -116,15 +115,10 @@ class GpioRoutes:
 
     def _device_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/gpio",
-                needs=Needs.STORE,
-                handler=self.list,
-                tag=_TAG,
-                summary="List configured pins",
-                permission=READ,
-                answer=PinRows,
+            _ROUTES.get(
+                "/gpio",
+                self.list,
+                READ,
                 query=(
                     Query(name="node_id", summary="Only of this board", kind="integer", low=1),
                     Query(name="device_type", summary="Only of this type", choices=tuple(DeviceType)),
@@ -132,93 +126,21 @@ class GpioRoutes:
                     *PAGING,
                 ),
             ),
-            Route(
-                method="POST",
-                path="/gpio",
-                needs=Needs.WRITES,
-                handler=self.create,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Configure a pin",
-                body=DeviceBody,
-                answer=PinData,
-                status=CREATED,
-            ),
-            Route(
-                method="GET",
-                path=_ONE,
-                needs=Needs.STORE,
-                handler=self.show,
-                tag=_TAG,
-                permission=READ,
-                summary="Get a pin",
-                answer=PinData,
-            ),
-            Route(
-                method="PUT",
-                path=_ONE,
-                needs=Needs.WRITES,
-                handler=self.change,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Change a pin's direction, pull or label; its board follows when it is connected",
-                body=DevicePatch,
-                answer=PinData,
-            ),
-            Route(
-                method="DELETE",
-                path=_ONE,
-                needs=Needs.WRITES,
-                handler=self.delete,
-                tag=_TAG,
-                permission=ADMINISTER,
-                summary="Delete a pin and free its line",
-                status=NO_CONTENT,
-            ),
-            Route(
-                method="GET",
-                path="/nodes/{id}/gpio",
-                handler=self.of_node,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                summary="List the pins of a board",
-                answer=NodePins,
-            ),
+            _ROUTES.post("/gpio", self.create, OPERATE, body=DeviceBody, status=CREATED),
+            _ROUTES.get(_ONE, self.show, READ),
+            _ROUTES.put(_ONE, self.change, OPERATE, body=DevicePatch),
+            _ROUTES.delete(_ONE, self.delete, ADMINISTER, status=NO_CONTENT),
+            _ROUTES.get("/nodes/{id}/gpio", self.of_node, READ),
         )
 
     def _level_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="POST",
-                path=f"{_ONE}/read",
-                handler=self.read,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=READ,
-                summary="Read a pin's level from the board",
-                answer=PinLevel,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/write",
-                handler=self.write,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Drive a level or a PWM duty cycle",
-                body=WriteBody,
-                answer=PinLevel,
-            ),
-            Route(
-                method="GET",
-                path=f"{_ONE}/readings",
-                handler=self.readings,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                summary="List a pin's readings and writes, newest first",
-                answer=PinReadings,
+            _ROUTES.post(f"{_ONE}/read", self.read, READ),
+            _ROUTES.post(f"{_ONE}/write", self.write, OPERATE, body=WriteBody),
+            _ROUTES.get(
+                f"{_ONE}/readings",
+                self.readings,
+                READ,
                 query=(
                     Query(name="since", summary="Start of the range, inclusive", kind="date-time"),
                     Query(name="until", summary="End of the range, exclusive", kind="date-time"),
@@ -236,55 +158,16 @@ class GpioRoutes:
 
     def _reservation_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/gpio/reservations",
-                handler=self.reservations,
-                needs=Needs.STORE,
-                tag=_TAG,
-                summary="List pin reservations",
-                permission=READ,
-                answer=PinReservations,
-            ),
-            Route(
-                method="POST",
-                path="/gpio/reservations/cleanup",
-                handler=self.cleanup,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                summary="End expired reservations",
-                permission=ADMINISTER,
-                answer=EndedReservations,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/reserve",
-                handler=self.reserve,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Reserve a pin for exclusive writing, or renew the reservation",
-                body=ReserveBody,
-                body_optional=True,
-                answer=ReservedPin,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/release",
-                handler=self.release,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=OPERATE,
-                summary="Release a reservation",
-                body=ReleaseBody,
-                body_optional=True,
-                answer=ReleasedPin,
-            ),
+            _ROUTES.get("/gpio/reservations", self.reservations, READ),
+            _ROUTES.post("/gpio/reservations/cleanup", self.cleanup, ADMINISTER),
+            _ROUTES.post(f"{_ONE}/reserve", self.reserve, OPERATE, body=ReserveBody, body_optional=True),
+            _ROUTES.post(f"{_ONE}/release", self.release, OPERATE, body=ReleaseBody, body_optional=True),
         )
 
     # Describing.
 
     async def list(self, call: BoardCall) -> Answer[PinRows]:
+        """List configured pins."""
         board, kind = reference(call, "node_id"), choice(call, "device_type", DeviceType)
         state = choice(call, "status", DeviceState)
         found = [
@@ -297,6 +180,7 @@ class GpioRoutes:
         return Answer(content=listed(call, found, gpio_device, PinRows))
 
     async def create(self, call: BoardCall) -> Answer[PinData]:
+        """Configure a pin."""
         body: DeviceBody = call.body
         usual = Direction.OUTPUT if body.device_type is DeviceType.PWM else Direction.INPUT
         spec = GpioSpec(
@@ -313,9 +197,11 @@ class GpioRoutes:
         return view(await self._devices.create(spec, actor=actor(call)))
 
     async def show(self, call: BoardCall) -> Answer[PinData]:
+        """Get a pin."""
         return Answer(content=PinData(data=gpio_device(self._devices.require(number_in(call)))))
 
     async def change(self, call: BoardCall) -> Answer[PinData]:
+        """Change a pin's direction, pull or label; its board follows when it is connected."""
         said = changes(call.body)
         if "pull_mode" in said:
             said["pull"] = said.pop("pull_mode")
@@ -329,11 +215,13 @@ class GpioRoutes:
         return Answer(content=PinData(data=gpio_device(changed)))
 
     async def delete(self, call: BoardCall) -> Answer[None]:
+        """Delete a pin and free its line."""
         holder = self._holder(call, "", self._devices.require(number_in(call)))
         await self._devices.delete(number_in(call), holder=holder, actor=actor(call))
         return Answer(content=None)
 
     async def of_node(self, call: BoardCall) -> Answer[NodePins]:
+        """List the pins of a board."""
         number = number_in(call)
         self._boards.require(number)
         found = [gpio_device(one) for one in self._devices.of_board(number) if not one.spec.removing]
@@ -342,11 +230,13 @@ class GpioRoutes:
     # Levels.
 
     async def read(self, call: BoardCall) -> Answer[PinLevel]:
+        """Read a pin's level from the board."""
         device = self._devices.require(number_in(call))
         read = await self._driver.read(device_number(device), asked=asked_by(call.caller.principal))
         return Answer(content=_level(device, read.level, read.at_ns))
 
     async def write(self, call: BoardCall) -> Answer[PinLevel]:
+        """Drive a level or a PWM duty cycle."""
         body: WriteBody = call.body
         device = self._devices.require(number_in(call))
         asked = asked_by(call.caller.principal)
@@ -355,6 +245,7 @@ class GpioRoutes:
         return Answer(content=_level(device, done.level, done.at_ns))
 
     async def readings(self, call: BoardCall) -> Answer[PinReadings]:
+        """List a pin's readings and writes, newest first."""
         device, now_ns = number_in(call), self._clock.now_ns()
         self._devices.require(device)
         limit = whole_number(call, "limit", default=READINGS, low=1, high=READINGS_LIMIT)
@@ -369,15 +260,18 @@ class GpioRoutes:
     # Reservations.
 
     async def reservations(self, _call: BoardCall) -> Answer[PinReservations]:
+        """List pin reservations."""
         found = [_reservation(device) for device in self._devices.reserved()]
         return Answer(content=PinReservations(reservations=found, count=len(found)))
 
     async def cleanup(self, call: BoardCall) -> Answer[EndedReservations]:
+        """End expired reservations."""
         ended = await self._devices.cleanup(actor=call.caller.name)
         words = f"{len(ended)} reservations were over"
         return Answer(content=EndedReservations(message=words, cleaned_count=len(ended)))
 
     async def reserve(self, call: BoardCall) -> Answer[ReservedPin]:
+        """Reserve a pin for exclusive writing, or renew the reservation."""
         body: ReserveBody = call.body or ReserveBody()
         seconds = body.ttl_seconds or body.ttl / NS
         if seconds < 0:
@@ -401,6 +295,7 @@ class GpioRoutes:
         )
 
     async def release(self, call: BoardCall) -> Answer[ReleasedPin]:
+        """Release a reservation."""
         body: ReleaseBody = call.body or ReleaseBody()
         device = self._devices.require(number_in(call))
         holder = self._holder(call, body.client_id, device)

@@ -39,13 +39,12 @@ from fleetplane.domains.boards.rules import Facts, checked
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, InvalidArgument
 from fleetplane.kernel.values.times import spelled, spelled_or_null
-from fleetplane.rpc import Needs
-from fleetplane.web.rest.routes import Answer, Query, Route, Stream
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup, Stream
 from fleetplane.web.streaming import EVENT_STREAM, event
 
 REQUEST_ID_BYTES = 12
 WORKERS_LIMIT = 64
-_TAG = "Provisioning"
+_ROUTES = RouteGroup("Provisioning")
 _FAILED, _UNDOING_FAILED = "PROVISIONING_FAILED", "DEPROVISIONING_FAILED"
 _RENAMED = {"install_script": "installer"}
 """Names that known clients use, as our options are called."""
@@ -108,14 +107,11 @@ class ProvisioningRoutes:
             ("/clusters/{id}/scale", self.scale, ScaleOrder, "Add boards to a cluster", _FAILED),
         )
         return tuple(
-            Route(
-                method="POST",
-                path=path,
-                handler=handler,
-                needs=Needs.WRITES,
-                tag=_TAG,
+            _ROUTES.post(
+                path,
+                handler,
+                PROVISION,
                 summary=summary,
-                permission=PROVISION,
                 body=body,
                 body_optional=body is OrderBody,
                 answer=OrderAnswer,
@@ -129,15 +125,10 @@ class ProvisioningRoutes:
         one = "/operations/{operation}"
         envelope = provisioning_envelope(_FAILED)
         return (
-            Route(
-                method="GET",
-                path="/operations",
-                handler=self.list,
-                needs=Needs.STORE,
-                tag=_TAG,
-                summary="List operations",
-                permission=READ,
-                answer=OperationRows,
+            _ROUTES.get(
+                "/operations",
+                self.list,
+                READ,
                 envelope=envelope,
                 query=(
                     Query(name="node_id", summary="Only with this board", kind="integer", low=1),
@@ -145,51 +136,10 @@ class ProvisioningRoutes:
                     *PAGING,
                 ),
             ),
-            Route(
-                method="GET",
-                path=one,
-                handler=self.show,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                envelope=envelope,
-                summary="Get an operation and its progress",
-                answer=OperationData,
-            ),
-            Route(
-                method="GET",
-                path=f"{one}/log",
-                handler=self.log,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                streams=True,
-                envelope=envelope,
-                summary="Follow an operation's output as server-sent events",
-            ),
-            Route(
-                method="POST",
-                path=f"{one}/cancel",
-                handler=self.cancel,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=PROVISION,
-                envelope=envelope,
-                summary="Cancel an operation",
-                answer=OrderAnswer,
-            ),
-            Route(
-                method="POST",
-                path=f"{one}/resume",
-                handler=self.resume,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=PROVISION,
-                envelope=envelope,
-                summary="Resume an operation at the failed step",
-                answer=OrderAnswer,
-                status=ACCEPTED,
-            ),
+            _ROUTES.get(one, self.show, READ, envelope=envelope),
+            _ROUTES.get(f"{one}/log", self.log, READ, streams=True, envelope=envelope),
+            _ROUTES.post(f"{one}/cancel", self.cancel, PROVISION, envelope=envelope),
+            _ROUTES.post(f"{one}/resume", self.resume, PROVISION, envelope=envelope, status=ACCEPTED),
         )
 
     # Asking.
@@ -277,6 +227,7 @@ class ProvisioningRoutes:
     # Following.
 
     async def list(self, call: BoardCall) -> Answer[OperationRows]:
+        """List operations."""
         board, state = reference(call, "node_id"), choice(call, "state", ProvisioningState)
         found = [
             one
@@ -287,9 +238,11 @@ class ProvisioningRoutes:
         return Answer(content=listed(call, found, _operation, OperationRows))
 
     async def show(self, call: BoardCall) -> Answer[OperationData]:
+        """Get an operation and its progress."""
         return Answer(content=OperationData(data=_operation(self._operation(call))))
 
     async def log(self, call: BoardCall) -> Stream:
+        """Follow an operation's output as server-sent events."""
         operation = self._operation(call)
         return Stream(chunks=self._lines(operation.name), content_type=EVENT_STREAM)
 
@@ -301,6 +254,7 @@ class ProvisioningRoutes:
         yield event("end", _operation(self._operations.get(name)))
 
     async def cancel(self, call: BoardCall) -> Answer[OrderAnswer]:
+        """Cancel an operation."""
         operation = self._operation(call)
         if is_over(operation):
             return Answer(content=_answered(told(operation, "it was over already")))
@@ -312,6 +266,7 @@ class ProvisioningRoutes:
         return Answer(content=_answered(await self._engine.request(order, actor=call.caller.name)))
 
     async def resume(self, call: BoardCall) -> Answer[OrderAnswer]:
+        """Resume an operation at the failed step."""
         operation = self._operation(call)
         if not operation.spec.request_id:
             raise FailedPrecondition("it was asked for without a request id, and cannot be asked for again")

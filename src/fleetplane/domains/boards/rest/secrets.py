@@ -27,10 +27,9 @@ from fleetplane.domains.boards.rest.shapes.work import (
     Kubeconfig,
 )
 from fleetplane.kernel.errors import FailedPrecondition
-from fleetplane.rpc import Needs
-from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
-_TAG = "Credentials"
+_ROUTES = RouteGroup("Credentials")
 _TOKEN_FAILED, _KUBECONFIG_FAILED = "TOKEN_RETRIEVAL_FAILED", "KUBECONFIG_RETRIEVAL_FAILED"
 
 
@@ -53,49 +52,18 @@ class SecretRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/credentials",
-                handler=self.list,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=ADMINISTER,
-                summary="List stored SSH credentials, by name",
-                answer=CredentialNames,
-            ),
-            Route(
-                method="PUT",
-                path="/credentials/{name}",
-                handler=self.put,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=ADMINISTER,
-                summary="Store an SSH credential; it is never returned",
-                body=CredentialBody,
-                answer=KeptCredential,
-            ),
-            Route(
-                method="DELETE",
-                path="/credentials/{name}",
-                handler=self.delete,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=ADMINISTER,
-                summary="Delete an SSH credential",
-                status=NO_CONTENT,
-            ),
+            _ROUTES.get("/credentials", self.list, ADMINISTER),
+            _ROUTES.put("/credentials/{name}", self.put, ADMINISTER, body=CredentialBody),
+            _ROUTES.delete("/credentials/{name}", self.delete, ADMINISTER, status=NO_CONTENT),
             *(
-                Route(
-                    method="POST",
-                    path=path,
-                    handler=handler,
-                    needs=Needs.WRITES,
-                    tag=_TAG,
+                _ROUTES.post(
+                    path,
+                    handler,
+                    ADMINISTER,
                     summary=summary,
-                    permission=ADMINISTER,
                     answer=shape,
                     envelope=provisioning_envelope(failure),
-                    streams=True,  # so that no copy of the answer is kept for those who ask again
+                    streams=True,  # so that no copy of the answer is kept for a repeated request
                 )
                 for path, handler, summary, shape, failure in (
                     (
@@ -131,6 +99,7 @@ class SecretRoutes:
         )
 
     async def list(self, _call: BoardCall) -> Answer[CredentialNames]:
+        """List stored SSH credentials, by name."""
         names = await self._credentials.names()
         return Answer(
             content=CredentialNames(
@@ -139,6 +108,7 @@ class SecretRoutes:
         )
 
     async def put(self, call: BoardCall) -> Answer[KeptCredential]:
+        """Store an SSH credential; it is never returned."""
         body: CredentialBody = call.body
         name = check_name(call.path["name"])
         credential = SshCredential(
@@ -152,6 +122,7 @@ class SecretRoutes:
         return Answer(content=KeptCredential(name=name, message="kept"))
 
     async def delete(self, call: BoardCall) -> Answer[None]:
+        """Delete an SSH credential."""
         await self._credentials.delete(call.path["name"], actor=actor(call))
         return Answer(content=None)
 

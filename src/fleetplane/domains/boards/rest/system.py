@@ -30,9 +30,9 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.values.times import spelled
 from fleetplane.rpc import Needs
 from fleetplane.web.rest.gateway import Receive, Scope, Send
-from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
-_TAG = "System"
+_ROUTES = RouteGroup("System")
 IsReady = Callable[[], bool]
 
 
@@ -45,49 +45,14 @@ class SystemRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/health",
-                handler=self.health,
-                needs=Needs.NOTHING,
-                tag=_TAG,
-                public=True,
-                summary="Liveness of the server",
-                answer=ServerHealth,
-            ),
-            Route(
-                method="GET",
-                path="/system/info",
-                handler=self.info,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                summary="Get version and host of the server",
-                answer=ServerInfo,
-            ),
-            Route(
-                method="GET",
-                path="/system/metrics",
-                handler=self.metrics,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                summary="Get CPU and memory use of the server",
-                answer=ServerMetrics,
-            ),
-            Route(
-                method="GET",
-                path="/system/services",
-                handler=self.services,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                summary="List the health that services reported with ReportHealth",
-                answer=ServiceList,
-            ),
+            _ROUTES.get("/health", self.health, public=True, needs=Needs.NOTHING),
+            _ROUTES.get("/system/info", self.info, READ),
+            _ROUTES.get("/system/metrics", self.metrics, READ),
+            _ROUTES.get("/system/services", self.services, READ),
         )
 
     async def health(self, _call: BoardCall) -> Answer[ServerHealth]:
+        """Liveness of the server."""
         return Answer(content=self.health_now())
 
     def health_now(self) -> ServerHealth:
@@ -103,7 +68,10 @@ class SystemRoutes:
         return (200 if ready else 503), told
 
     async def info(self, _call: BoardCall) -> Answer[ServerInfo]:
-        """The names are another runtime's; ours answers with what comes nearest."""
+        """Get version and host of the server.
+
+        The names are another runtime's; ours answers with what comes nearest.
+        """
         memory = psutil.Process().memory_info()
         return Answer(
             content=ServerInfo(
@@ -120,6 +88,7 @@ class SystemRoutes:
         )
 
     async def metrics(self, _call: BoardCall) -> Answer[ServerMetrics]:
+        """Get CPU and memory use of the server."""
         memory = psutil.Process().memory_info()
         return Answer(
             content=ServerMetrics(
@@ -134,6 +103,7 @@ class SystemRoutes:
         )
 
     async def services(self, _call: BoardCall) -> Answer[ServiceList]:
+        """List the health that services reported with ReportHealth."""
         found = [
             ShownService(
                 service=one.service,

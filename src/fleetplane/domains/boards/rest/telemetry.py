@@ -37,9 +37,8 @@ from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
 from fleetplane.kernel.telemetry import Sample
 from fleetplane.kernel.values.times import NS, spelled
 from fleetplane.kernel.values.timestamps import timestamp
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import whole_number
-from fleetplane.web.rest.routes import Answer, Query, Route, Stream
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup, Stream
 from fleetplane.web.streaming import EVENT_STREAM, event
 from fleetplane.web.times import parsed
 
@@ -47,7 +46,7 @@ HOUR_NS = 3600 * NS
 TAIL = 100
 STEP_LIMIT_SECONDS = 86_400
 _ONE = "/nodes/{id}"
-_TAG = "Telemetry"
+_ROUTES = RouteGroup("Telemetry")
 _LEVELS = {name.lower(): name for name in pb.LogEntry.LogLevel.keys() if name != "UNSPECIFIED"}  # noqa: SIM118
 _LOG_QUERY: Sequence[Query] = (
     Query(name="follow", summary="Keep the stream open for new entries", kind="boolean"),
@@ -80,35 +79,12 @@ class TelemetryRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path=f"{_ONE}/system",
-                handler=self.system,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                summary="Get a board's metrics now",
-                answer=SystemData,
-            ),
-            Route(
-                method="GET",
-                path=f"{_ONE}/health",
-                handler=self.health,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                summary="Get the health that a board's agent reports",
-                answer=AgentHealthData,
-            ),
-            Route(
-                method="GET",
-                path=f"{_ONE}/metrics",
-                handler=self.metrics,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                summary="Get a board's latest metrics, or one series over time",
-                answer=NodeMetrics,
+            _ROUTES.get(f"{_ONE}/system", self.system, READ, answer=SystemData),
+            _ROUTES.get(f"{_ONE}/health", self.health, READ),
+            _ROUTES.get(
+                f"{_ONE}/metrics",
+                self.metrics,
+                READ,
                 query=(
                     Query(
                         name="series",
@@ -131,36 +107,22 @@ class TelemetryRoutes:
                     ),
                 ),
             ),
-            Route(
-                method="GET",
-                path="/metrics",
-                handler=self.fleet,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                summary="List the latest metrics of all boards",
-                answer=FleetMetrics,
+            _ROUTES.get(
+                "/metrics",
+                self.fleet,
+                READ,
                 query=(
                     Query(name="limit", summary="Maximum number of boards", kind="integer", high=PAGE_LIMIT),
                     Query(name="offset", summary="Number of boards to skip", kind="integer"),
                 ),
             ),
-            Route(
-                method="GET",
-                path=f"{_ONE}/logs",
-                handler=self.logs,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                summary="Read or follow a board's logs as server-sent events",
-                streams=True,
-                query=_LOG_QUERY,
-            ),
+            _ROUTES.get(f"{_ONE}/logs", self.logs, READ, streams=True, query=_LOG_QUERY),
         )
 
     # Now.
 
     async def system(self, call: BoardCall) -> Answer[SystemData | OriginalData]:
+        """Get a board's metrics now."""
         number, asked = number_in(call), asked_by(call.caller.principal)
         board = self._boards.require(number)
         about: dict[str, object] = {"node_id": number, "hostname": board.spec.node_name or board.spec.name}
@@ -176,6 +138,7 @@ class TelemetryRoutes:
         return Answer(content=SystemData(data=spelled_as(flat.detail, SystemReading, **about)))
 
     async def health(self, call: BoardCall) -> Answer[AgentHealthData]:
+        """Get the health that a board's agent reports."""
         number = number_in(call)
         told = await self._history.health(number, asked=asked_by(call.caller.principal))
         return Answer(content=AgentHealthData(data=spelled_as(told, AgentHealth, node_id=number)))
@@ -183,6 +146,7 @@ class TelemetryRoutes:
     # Over time.
 
     async def metrics(self, call: BoardCall) -> Answer[NodeMetrics]:
+        """Get a board's latest metrics, or one series over time."""
         number = number_in(call)
         self._boards.require(number)
         series = call.query.get("series")
@@ -216,6 +180,7 @@ class TelemetryRoutes:
         return Stretch(from_ns=_moment(call, "from", to_ns - HOUR_NS), to_ns=to_ns, step_seconds=step)
 
     async def fleet(self, call: BoardCall) -> Answer[FleetMetrics]:
+        """List the latest metrics of all boards."""
         found = self._boards.all()
         page = page_in(call)
         numbers = [number_of(board) for board in page.of(found)]
@@ -234,6 +199,7 @@ class TelemetryRoutes:
     # Logs.
 
     async def logs(self, call: BoardCall) -> Stream:
+        """Read or follow a board's logs as server-sent events."""
         number = number_in(call)
         self._boards.require(number)
         asked = asked_by(call.caller.principal)

@@ -36,12 +36,12 @@ from fleetplane.fleet.people.door import Door
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values.times import spelled, spelled_or_null
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.bodies import given
-from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
 _ONE = "/users/{id}"
-_AUTH, _USERS = "Login", "Users"
+_AUTH = RouteGroup("Login")
+_USERS = RouteGroup("Users")
 BEARER = "Bearer"
 
 
@@ -85,100 +85,24 @@ class PeopleRoutes:
 
     def _login_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="POST",
-                path="/auth/login",
-                handler=self.login,
-                needs=Needs.WRITES,
-                tag=_AUTH,
-                public=True,
-                summary="Log in with a name or an e-mail address",
-                body=LoginBody,
-                answer=OpenedLogin,
-            ),
-            Route(
-                method="POST",
-                path="/auth/refresh",
-                handler=self.refresh,
-                needs=Needs.WRITES,
-                tag=_AUTH,
-                public=True,
-                summary="Get a new access token for a refresh token",
-                body=RefreshBody,
-                answer=AccessToken,
-            ),
-            Route(
-                method="POST",
-                path="/auth/register",
-                handler=self.create,
-                needs=Needs.WRITES,
-                tag=_AUTH,
-                permission=ADMINISTER,
-                summary="Create a user; administrators only",
-                body=PersonBody,
-                answer=MadeUser,
-                status=CREATED,
-            ),
-            Route(
-                method="GET",
-                path="/auth/profile",
-                handler=self.profile,
-                needs=Needs.STORE,
-                tag=_AUTH,
-                summary="Get the caller of this token",
-                answer=Profile,
-            ),
-            Route(
-                method="POST",
-                path="/auth/logout",
-                handler=self.logout,
-                needs=Needs.WRITES,
-                tag=_AUTH,
-                summary="Close this login and revoke its tokens",
-                answer=Message,
-                recheck=_nothing_more,
-            ),
+            _AUTH.post("/auth/login", self.login, public=True, body=LoginBody),
+            _AUTH.post("/auth/refresh", self.refresh, public=True, body=RefreshBody),
+            _AUTH.post("/auth/register", self.create, ADMINISTER, body=PersonBody, status=CREATED),
+            _AUTH.get("/auth/profile", self.profile),
+            _AUTH.post("/auth/logout", self.logout, recheck=_nothing_more),
         )
 
     def _user_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/users",
-                handler=self.list,
-                needs=Needs.STORE,
-                tag=_USERS,
-                summary="List users",
-                permission=ADMINISTER,
-                answer=UserRows,
-                query=PAGING,
-            ),
-            Route(
-                method="PUT",
-                path=_ONE,
-                handler=self.change,
-                needs=Needs.WRITES,
-                tag=_USERS,
-                permission=ADMINISTER,
-                summary="Change a user; a new password closes every login",
-                body=PersonPatch,
-                answer=ShownUser,
-            ),
-            Route(
-                method="DELETE",
-                path=_ONE,
-                handler=self.delete,
-                needs=Needs.WRITES,
-                tag=_USERS,
-                permission=ADMINISTER,
-                summary="Delete a user",
-                status=NO_CONTENT,
-            ),
+            _USERS.get("/users", self.list, ADMINISTER, query=PAGING),
+            _USERS.put(_ONE, self.change, ADMINISTER, body=PersonPatch),
+            _USERS.delete(_ONE, self.delete, ADMINISTER, status=NO_CONTENT),
         )
 
     # Logging in and out.
 
     async def login(self, call: BoardCall) -> Answer[OpenedLogin]:
+        """Log in with a name or an e-mail address."""
         body: LoginBody = call.body
         found = await self._people.authenticate(
             body.username or body.email, body.password, address=call.address
@@ -193,11 +117,13 @@ class PeopleRoutes:
         )
 
     async def refresh(self, call: BoardCall) -> Answer[AccessToken]:
+        """Get a new access token for a refresh token."""
         body: RefreshBody = call.body
         pair = await self._logins.refresh(body.refresh_token, actor="system/boards")
         return Answer(content=_token(pair.access))
 
     async def logout(self, call: BoardCall) -> Answer[Message]:
+        """Close this login and revoke its tokens."""
         caller = call.caller
         if not caller.user:
             raise InvalidArgument("this is not a login's token; the owner of the server can revoke it")
@@ -205,6 +131,7 @@ class PeopleRoutes:
         return Answer(content=Message(message="logged out"))
 
     async def profile(self, call: BoardCall) -> Answer[Profile]:
+        """Get the caller of this token."""
         caller = call.caller
         person = self._people.find(caller.user) if caller.user else None
         if person is not None:
@@ -216,6 +143,7 @@ class PeopleRoutes:
     # Users.
 
     async def create(self, call: BoardCall) -> Answer[MadeUser]:
+        """Create a user; administrators only."""
         body: PersonBody = call.body
         said = given(body)
         password = said.pop("password")
@@ -229,9 +157,11 @@ class PeopleRoutes:
         )
 
     async def list(self, call: BoardCall) -> Answer[UserRows]:
+        """List users."""
         return Answer(content=listed(call, self._people.all(), _shown, UserRows))
 
     async def change(self, call: BoardCall) -> Answer[ShownUser]:
+        """Change a user; a new password closes every login."""
         said = changes(call.body)
         password = said.pop("password", None)
         name = str(number_in(call))
@@ -243,6 +173,7 @@ class PeopleRoutes:
         return Answer(content=_shown(person))
 
     async def delete(self, call: BoardCall) -> Answer[None]:
+        """Delete a user."""
         name = str(number_in(call))
         await self._people.delete(name, whole=self._is_whole(call, name), actor=actor(call))
         return Answer(content=None)

@@ -27,13 +27,14 @@ from fleetplane.domains.edge.workers.registry import Workers
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.values.ids import check_uuid
 from fleetplane.kernel.values.times import spelled, spelled_or_null
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import BY_CURSOR, CursorPage, cursor_page
-from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 from fleetplane.web.rest.values import NULL, foreign
 
 TOKEN_SECONDS = 3600.0
-_WORKERS, _CONFIG, _TENANTS = "Workers", "Configuration", "Tenants"
+_WORKERS = RouteGroup("Workers")
+_CONFIG = RouteGroup("Configuration")
+_TENANTS = RouteGroup("Tenants")
 _GLOBAL = "/config/global"
 
 
@@ -74,95 +75,25 @@ class ClusterRoutes:
 
     def _worker_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="POST",
-                path="/worker-tokens",
-                handler=self.issue,
-                needs=Needs.WRITES,
-                tag=_WORKERS,
-                status=CREATED,
-                summary="Create a single-use join token for a worker, with its role and tenants",
-                permission=CLUSTER,
-                body=WorkerTokenBody,
-                answer=IssuedWorkerToken,
-            ),
-            Route(
-                method="GET",
-                path="/workers",
-                handler=self.list,
-                needs=Needs.STORE,
-                tag=_WORKERS,
-                permission=CLUSTER,
-                summary="List workers",
-                answer=WorkerPage,
-                query=BY_CURSOR,
-            ),
-            Route(
-                method="POST",
-                path="/workers/{worker_id}/state",
-                handler=self.steer,
-                needs=Needs.WRITES,
-                tag=_WORKERS,
-                summary="Change a worker's state: drain it or make it active",
-                permission=CLUSTER,
-                body=WorkerStateBody,
-                answer=ShownWorker,
-            ),
+            _WORKERS.post("/worker-tokens", self.issue, CLUSTER, status=CREATED, body=WorkerTokenBody),
+            _WORKERS.get("/workers", self.list, CLUSTER, answer=WorkerPage, query=BY_CURSOR),
+            _WORKERS.post("/workers/{worker_id}/state", self.steer, CLUSTER, body=WorkerStateBody),
         )
 
     def _config_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path=_GLOBAL,
-                handler=self.config,
-                needs=Needs.STORE,
-                tag=_CONFIG,
-                permission=CLUSTER,
-                summary="Get the global configuration layer",
-                answer=ShownLayer,
-            ),
-            Route(
-                method="PUT",
-                path=_GLOBAL,
-                handler=self.put,
-                needs=Needs.WRITES,
-                tag=_CONFIG,
-                permission=CLUSTER,
-                summary="Replace the global configuration layer",
-                body=dict[str, Any],
-                answer=ShownLayer,
-            ),
-            Route(
-                method="DELETE",
-                path=_GLOBAL,
-                handler=self.remove,
-                needs=Needs.WRITES,
-                tag=_CONFIG,
-                permission=CLUSTER,
-                summary="Delete the global configuration layer",
-                status=NO_CONTENT,
-            ),
+            _CONFIG.get(_GLOBAL, self.config, CLUSTER),
+            _CONFIG.put(_GLOBAL, self.put, CLUSTER, body=dict[str, Any]),
+            _CONFIG.delete(_GLOBAL, self.remove, CLUSTER, status=NO_CONTENT),
         )
 
     def _tenant_routes(self) -> Sequence[Route]:
-        return (
-            Route(
-                method="POST",
-                path="/tenants/{tenant_id}/revoke",
-                handler=self.revoke,
-                needs=Needs.WRITES,
-                tag=_TENANTS,
-                summary="Revoke all daemons of a tenant, in one transaction",
-                permission=CLUSTER,
-                body=RevokeBody,
-                answer=RevokedTenant,
-            ),
-        )
+        return (_TENANTS.post("/tenants/{tenant_id}/revoke", self.revoke, CLUSTER, body=RevokeBody),)
 
     # Workers.
 
     async def issue(self, call: EdgeCall) -> Answer[IssuedWorkerToken]:
+        """Create a single-use join token for a worker, with its role and tenants."""
         require_everyone(call.caller)
         body: WorkerTokenBody = call.body
         node_id = check_uuid(body.node_id, field="node_id")
@@ -181,10 +112,12 @@ class ClusterRoutes:
         )
 
     async def list(self, call: EdgeCall) -> Answer[CursorPage[ShownWorker]]:
+        """List workers."""
         require_everyone(call.caller)
         return Answer(content=cursor_page(call, self._workers.peers(), self._shown))
 
     async def steer(self, call: EdgeCall) -> Answer[ShownWorker]:
+        """Change a worker's state: drain it or make it active."""
         require_everyone(call.caller)
         body: WorkerStateBody = call.body
         worker_id = call.path["worker_id"].lower()
@@ -207,15 +140,18 @@ class ClusterRoutes:
     # The configuration of everyone.
 
     async def config(self, call: EdgeCall) -> Answer[ShownLayer]:
+        """Get the global configuration layer."""
         require_everyone(call.caller)
         return Answer(content=self._layer())
 
     async def put(self, call: EdgeCall) -> Answer[ShownLayer]:
+        """Replace the global configuration layer."""
         require_everyone(call.caller)
         await self._layers.put(Place(), call.body, actor=actor(call))
         return Answer(content=self._layer())
 
     async def remove(self, call: EdgeCall) -> Answer[None]:
+        """Delete the global configuration layer."""
         require_everyone(call.caller)
         await self._layers.remove(Place(), actor=actor(call))
         return Answer(content=None)
@@ -231,6 +167,7 @@ class ClusterRoutes:
     # Tenants.
 
     async def revoke(self, call: EdgeCall) -> Answer[RevokedTenant]:
+        """Revoke all daemons of a tenant, in one transaction."""
         require_everyone(call.caller)
         body: RevokeBody = call.body
         tenant = check_tenant(call.path["tenant_id"], field="tenant_id")

@@ -10,12 +10,11 @@ from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, Place
 from fleetplane.domains.edge.nodes.registry import Nodes
 from fleetplane.domains.edge.rest.common import NO_CONTENT, EdgeCall, actor, tenant
 from fleetplane.domains.edge.rest.shapes import ShownConfig
-from fleetplane.rpc import Needs
-from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 from fleetplane.web.rest.values import NULL, foreign
 
 _TENANT, _NODE = "/config", "/hosts/{node_id}/config"
-_TAG = "Configuration"
+_ROUTES = RouteGroup("Configuration")
 
 
 class ConfigRoutes:
@@ -28,36 +27,25 @@ class ConfigRoutes:
 
     def _at(self, path: str, whose: str) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path=path,
-                handler=self.show,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=HOSTS_READ,
+            _ROUTES.get(
+                path,
+                self.show,
+                HOSTS_READ,
                 summary=f"Get the configuration layer of {whose}, and the merged result of all layers",
-                answer=ShownConfig,
                 shares_handler=True,
             ),
-            Route(
-                method="PUT",
-                path=path,
-                handler=self.put,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=HOSTS_WRITE,
+            _ROUTES.put(
+                path,
+                self.put,
+                HOSTS_WRITE,
                 summary=f"Replace the configuration layer of {whose}",
                 body=dict[str, Any],
-                answer=ShownConfig,
                 shares_handler=True,
             ),
-            Route(
-                method="DELETE",
-                path=path,
-                handler=self.remove,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=HOSTS_WRITE,
+            _ROUTES.delete(
+                path,
+                self.remove,
+                HOSTS_WRITE,
                 summary=f"Delete the configuration layer of {whose}",
                 status=NO_CONTENT,
                 shares_handler=True,

@@ -19,11 +19,10 @@ from fleetplane.domains.edge.rest.shapes import GroupDetail, GroupList, ShownGro
 from fleetplane.domains.edge.runs import selectors
 from fleetplane.domains.edge.runs import target_spellings as targets
 from fleetplane.domains.edge.runs.selectors import Selector
-from fleetplane.rpc import Needs
-from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
 _ONE = "/groups/{group_id}"
-_TAG = "Groups"
+_ROUTES = RouteGroup("Groups")
 
 
 class GroupBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,66 +49,20 @@ class GroupRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/groups",
-                handler=self.list,
-                needs=Needs.STORE,
-                tag=_TAG,
-                summary="List groups",
-                permission=HOSTS_READ,
-                answer=GroupList | list[ShownGroup],
-            ),
-            Route(
-                method="POST",
-                path="/groups",
-                handler=self.create,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                summary="Create a group",
-                permission=GROUPS_WRITE,
-                body=GroupBody,
-                answer=ShownGroup,
-                status=CREATED,
-            ),
-            Route(
-                method="GET",
-                path=_ONE,
-                handler=self.show,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=HOSTS_READ,
-                summary="Get a group, with its present members",
-                answer=GroupDetail,
-            ),
-            Route(
-                method="PATCH",
-                path=_ONE,
-                handler=self.change,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                summary="Change a group",
-                permission=GROUPS_WRITE,
-                body=GroupPatch,
-                answer=ShownGroup,
-            ),
-            Route(
-                method="DELETE",
-                path=_ONE,
-                handler=self.delete,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=GROUPS_WRITE,
-                summary="Delete a group; its daemons stay",
-                status=NO_CONTENT,
-            ),
+            _ROUTES.get("/groups", self.list, HOSTS_READ, answer=GroupList | list[ShownGroup]),
+            _ROUTES.post("/groups", self.create, GROUPS_WRITE, body=GroupBody, status=CREATED),
+            _ROUTES.get(_ONE, self.show, HOSTS_READ),
+            _ROUTES.patch(_ONE, self.change, GROUPS_WRITE, body=GroupPatch),
+            _ROUTES.delete(_ONE, self.delete, GROUPS_WRITE, status=NO_CONTENT),
         )
 
     async def list(self, call: EdgeCall) -> Answer[GroupList | Sequence[ShownGroup]]:
+        """List groups."""
         found = [self._shown(group) for group in self._groups.list(tenant(call))]
         return Answer(content=found if self._manner.is_shipped(call.headers) else GroupList(items=found))
 
     async def create(self, call: EdgeCall) -> Answer[ShownGroup]:
+        """Create a group."""
         body: GroupBody = call.body
         made = await self._groups.create(
             tenant(call),
@@ -121,11 +74,13 @@ class GroupRoutes:
         return Answer(content=self._shown(made))
 
     async def show(self, call: EdgeCall) -> Answer[GroupDetail]:
+        """Get a group, with its present members."""
         group = self._groups.get(tenant(call), call.path["group_id"])
         members = [views.brief(node) for node in self._members(group)]
         return Answer(content=GroupDetail(**asdict(self._shown(group)), resolved_members=members))
 
     async def change(self, call: EdgeCall) -> Answer[ShownGroup]:
+        """Change a group."""
         body: GroupPatch = call.body
         changed = await self._groups.change(
             tenant(call),
@@ -140,6 +95,7 @@ class GroupRoutes:
         return Answer(content=self._shown(changed))
 
     async def delete(self, call: EdgeCall) -> Answer[None]:
+        """Delete a group; its daemons stay."""
         await self._groups.delete(tenant(call), call.path["group_id"], actor=actor(call))
         return Answer(content=None)
 

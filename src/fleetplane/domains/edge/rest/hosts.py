@@ -29,15 +29,15 @@ from fleetplane.fleet.runs.records import outcome_of
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.values.times import spelled
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import BY_CURSOR, CursorPage, cursor_page, flag
-from fleetplane.web.rest.routes import Answer, Query, Route
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
 
 RECENT_RUNS = 50
 """Of a tenant, in which a daemon's latest commands are looked for."""
 GRACE_LIMIT_SECONDS = 3600.0
 _ONE = "/hosts/{node_id}"
-_HOSTS, _TOKENS = "Hosts", "Enrollment"
+_HOSTS = RouteGroup("Hosts")
+_TOKENS = RouteGroup("Enrollment")
 
 
 class TokenBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -89,51 +89,17 @@ class HostRoutes:
 
     def _token_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="POST",
-                path="/enrollment-tokens",
-                handler=self.issue,
-                needs=Needs.WRITES,
-                tag=_TOKENS,
-                status=CREATED,
-                summary="Create a single-use enrolment token, for a new daemon or for `node_id`",
-                permission=ENROLL,
-                body=TokenBody,
-                answer=IssuedToken,
-            ),
-            Route(
-                method="GET",
-                path="/enrollment-tokens",
-                handler=self.tokens,
-                needs=Needs.STORE,
-                tag=_TOKENS,
-                summary="List enrolment tokens, without their text",
-                permission=ENROLL,
-                answer=TokenPage,
-                query=BY_CURSOR,
-            ),
-            Route(
-                method="DELETE",
-                path="/enrollment-tokens/{token_id}",
-                handler=self.withdraw,
-                needs=Needs.WRITES,
-                tag=_TOKENS,
-                summary="Revoke an unused enrolment token",
-                permission=ENROLL,
-                status=NO_CONTENT,
-            ),
+            _TOKENS.post("/enrollment-tokens", self.issue, ENROLL, status=CREATED, body=TokenBody),
+            _TOKENS.get("/enrollment-tokens", self.tokens, ENROLL, answer=TokenPage, query=BY_CURSOR),
+            _TOKENS.delete("/enrollment-tokens/{token_id}", self.withdraw, ENROLL, status=NO_CONTENT),
         )
 
     def _host_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/hosts",
-                handler=self.list,
-                needs=Needs.STORE,
-                tag=_HOSTS,
-                summary="List daemons",
-                permission=HOSTS_READ,
+            _HOSTS.get(
+                "/hosts",
+                self.list,
+                HOSTS_READ,
                 answer=HostPage | list[ShownHost],
                 query=(
                     Query(name="tag", summary="Only with this tag", many=True),
@@ -142,74 +108,18 @@ class HostRoutes:
                     *BY_CURSOR,
                 ),
             ),
-            Route(
-                method="GET",
-                path=_ONE,
-                handler=self.show,
-                needs=Needs.STORE,
-                tag=_HOSTS,
-                summary="Get a daemon, with its latest commands",
-                permission=HOSTS_READ,
-                answer=HostDetail,
-            ),
-            Route(
-                method="PATCH",
-                path=_ONE,
-                handler=self.change,
-                needs=Needs.WRITES,
-                tag=_HOSTS,
-                permission=HOSTS_WRITE,
-                summary="Rename a daemon or change its tags",
-                body=HostPatch,
-                answer=ShownHost,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/tags",
-                handler=self.tag,
-                needs=Needs.WRITES,
-                tag=_HOSTS,
-                permission=HOSTS_WRITE,
-                summary="Add and remove tags",
-                body=TagsBody,
-                answer=ShownHost,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/state",
-                handler=self.steer,
-                needs=Needs.WRITES,
-                tag=_HOSTS,
-                permission=HOSTS_WRITE,
-                summary="Change a daemon's state: drain it, shut it down or make it active",
-                body=StateBody,
-                answer=ShownHost,
-            ),
-            Route(
-                method="DELETE",
-                path=_ONE,
-                handler=self.revoke,
-                needs=Needs.WRITES,
-                tag=_HOSTS,
-                permission=HOSTS_WRITE,
-                summary="Revoke a daemon: its token is refused and its stream closed",
-                status=NO_CONTENT,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/readmit",
-                handler=self.readmit,
-                needs=Needs.WRITES,
-                tag=_HOSTS,
-                permission=HOSTS_WRITE,
-                summary="Allow a revoked daemon to enrol again with a new token",
-                answer=ShownHost,
-            ),
+            _HOSTS.get(_ONE, self.show, HOSTS_READ),
+            _HOSTS.patch(_ONE, self.change, HOSTS_WRITE, body=HostPatch),
+            _HOSTS.post(f"{_ONE}/tags", self.tag, HOSTS_WRITE, body=TagsBody),
+            _HOSTS.post(f"{_ONE}/state", self.steer, HOSTS_WRITE, body=StateBody),
+            _HOSTS.delete(_ONE, self.revoke, HOSTS_WRITE, status=NO_CONTENT),
+            _HOSTS.post(f"{_ONE}/readmit", self.readmit, HOSTS_WRITE),
         )
 
     # Enrollment tokens.
 
     async def issue(self, call: EdgeCall) -> Answer[IssuedToken]:
+        """Create a single-use enrolment token, for a new daemon or for `node_id`."""
         body: TokenBody = call.body
         wanted = body.team_tenant_id or tenant(call)
         if body.team_tenant_id and call.caller.tenant not in ("", body.team_tenant_id):
@@ -225,6 +135,7 @@ class HostRoutes:
         return Answer(content=views.invitation(made, shipped=self._manner.is_shipped(call.headers)))
 
     async def tokens(self, call: EdgeCall) -> Answer[CursorPage[ShownToken]]:
+        """List enrolment tokens, without their text."""
         now_ns = self._clock.now_ns()
         return Answer(
             content=cursor_page(
@@ -233,12 +144,14 @@ class HostRoutes:
         )
 
     async def withdraw(self, call: EdgeCall) -> Answer[None]:
+        """Revoke an unused enrolment token."""
         await self._enrollments.revoke(tenant(call), call.path["token_id"], actor=actor(call))
         return Answer(content=None)
 
     # Daemons.
 
     async def list(self, call: EdgeCall) -> Answer[CursorPage[ShownHost] | Sequence[ShownHost]]:
+        """List daemons."""
         wanted = selectors.Selector(
             tags=tuple(selectors.TagMatch(op=selectors.TagOp.HAS, tags=(tag,)) for tag in call.many["tag"]),
             labels=tuple(_label(text) for text in call.many["label"]),
@@ -251,10 +164,12 @@ class HostRoutes:
         return Answer(content=cursor_page(call, found, self._shown))
 
     async def show(self, call: EdgeCall) -> Answer[HostDetail]:
+        """Get a daemon, with its latest commands."""
         node = self._node(call)
         return Answer(content=HostDetail(**asdict(self._shown(node)), recent_commands=self._recent(node)))
 
     async def change(self, call: EdgeCall) -> Answer[ShownHost]:
+        """Rename a daemon or change its tags."""
         body: HostPatch = call.body
         node = self._node(call)
         of, name = tenant_of(node.scope), node.name
@@ -270,6 +185,7 @@ class HostRoutes:
         return Answer(content=self._shown(node))
 
     async def tag(self, call: EdgeCall) -> Answer[ShownHost]:
+        """Add and remove tags."""
         body: TagsBody = call.body
         node = self._node(call)
         node = await self._nodes.change_tags(
@@ -278,6 +194,7 @@ class HostRoutes:
         return Answer(content=self._shown(node))
 
     async def steer(self, call: EdgeCall) -> Answer[ShownHost]:
+        """Change a daemon's state: drain it, shut it down or make it active."""
         body: StateBody = call.body
         if not 0 <= body.grace_secs <= GRACE_LIMIT_SECONDS:
             raise InvalidArgument(f"must be 0 to {GRACE_LIMIT_SECONDS:g}", field="grace_secs")
@@ -288,6 +205,7 @@ class HostRoutes:
         return Answer(content=self._shown(node))
 
     async def revoke(self, call: EdgeCall) -> Answer[None]:
+        """Revoke a daemon: its token is refused and its stream closed."""
         node = self._node(call)
         await self._nodes.revoke(
             tenant_of(node.scope), node.name, reason="revoked by an operator", actor=actor(call)
@@ -295,6 +213,7 @@ class HostRoutes:
         return Answer(content=None)
 
     async def readmit(self, call: EdgeCall) -> Answer[ShownHost]:
+        """Allow a revoked daemon to enrol again with a new token."""
         node = self._node(call)
         node = await self._nodes.readmit(tenant_of(node.scope), node.name, actor=actor(call))
         return Answer(content=self._shown(node))

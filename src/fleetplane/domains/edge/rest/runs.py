@@ -22,14 +22,13 @@ from fleetplane.domains.edge.streams.call_encoding import SECURITY_CONTEXT, publ
 from fleetplane.fleet.runs.channel import RunOrder
 from fleetplane.fleet.runs.records import RunState
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import BY_CURSOR, cursor_page
-from fleetplane.web.rest.routes import Answer, Query, Route, Stream
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup, Stream
 from fleetplane.web.streaming import EVENT_STREAM
 
 """The security context that every daemon has by default."""
 _ONE = "/fleet/runs/{run_id}"
-_TAG = "Fleet"
+_ROUTES = RouteGroup("Fleet")
 RUN_HEADER = "x-fleet-command-id"
 
 
@@ -68,78 +67,33 @@ class FleetRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="POST",
-                path="/fleet/preview",
-                handler=self.preview,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                permission=FLEET_READ,
-                summary="Preview which daemons a target selects, and why others are left out",
-                body=PreviewBody,
-                answer=Preview,
-            ),
-            Route(
-                method="POST",
-                path="/fleet/invoke",
-                handler=self.invoke,
-                needs=Needs.WRITES,
-                tag=_TAG,
+            _ROUTES.post("/fleet/preview", self.preview, FLEET_READ, body=PreviewBody),
+            _ROUTES.post(
+                "/fleet/invoke",
+                self.invoke,
+                FLEET_MANAGE,
                 streams=True,
                 begins_once=True,
-                summary="Run a tool on daemons and stream the run; `Accept: application/json` only starts it",
-                permission=FLEET_MANAGE,
                 body=InvokeBody,
                 answer=ShownRun,
             ),
-            Route(
-                method="POST",
-                path="/fleet/{run_id}/cancel",
-                handler=self.cancel,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                summary="Cancel a run. Targets already sent are asked to stop; held targets are dropped",
-                permission=FLEET_MANAGE,
-                answer=Cancelled,
-            ),
-            Route(
-                method="GET",
-                path="/fleet/runs",
-                handler=self.list,
-                needs=Needs.STORE,
-                tag=_TAG,
-                summary="List runs, newest first",
-                permission=FLEET_READ,
-                answer=RunPage,
+            _ROUTES.post("/fleet/{run_id}/cancel", self.cancel, FLEET_MANAGE),
+            _ROUTES.get(
+                "/fleet/runs",
+                self.list,
+                FLEET_READ,
                 query=(
                     Query(name="tool", summary="Only of this tool"),
                     Query(name="outcome", summary="Only with this outcome", choices=tuple(RunState)),
                     *BY_CURSOR,
                 ),
             ),
-            Route(
-                method="GET",
-                path=_ONE,
-                handler=self.show,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=FLEET_READ,
-                summary="Get a run, with the outcome of each daemon",
-                answer=RunDetail,
-            ),
-            Route(
-                method="GET",
-                path=f"{_ONE}/events",
-                handler=self.events,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=FLEET_READ,
-                summary="Follow a run as server-sent events; `Last-Event-ID` resumes",
-                streams=True,
-            ),
+            _ROUTES.get(_ONE, self.show, FLEET_READ),
+            _ROUTES.get(f"{_ONE}/events", self.events, FLEET_READ, streams=True),
         )
 
     async def preview(self, call: EdgeCall) -> Answer[Preview]:
+        """Preview which daemons a target selects, and why others are left out."""
         body: PreviewBody = call.body
         of = tenant(call)
         found = self._runs.preview(tenant_scope(of), targets.from_json(body.target), wait=body.durable)
@@ -150,6 +104,7 @@ class FleetRoutes:
         return Answer(content=Preview(resolved=resolved, skipped=found.skipped))
 
     async def invoke(self, call: EdgeCall) -> Answer[ShownRun] | Stream:
+        """Run a tool on daemons and stream the run; `Accept: application/json` only starts it."""
         body: InvokeBody = call.body
         if body.target is None:
             raise InvalidArgument('is required; give a node, a group, a selector or "all"', field="target")
@@ -176,6 +131,7 @@ class FleetRoutes:
         return replace(self._followed(call, run), beginning=begun)
 
     async def events(self, call: EdgeCall) -> Stream:
+        """Follow a run as server-sent events; `Last-Event-ID` resumes."""
         return self._followed(call, self._run(call), mark=call.headers.get("last-event-id") or "")
 
     def _followed(self, call: EdgeCall, run: EdgeRun, *, mark: str = "") -> Stream:
@@ -190,6 +146,7 @@ class FleetRoutes:
         return Stream(chunks=chunks(), content_type=EVENT_STREAM, headers=_named(run))
 
     async def cancel(self, call: EdgeCall) -> Answer[Cancelled]:
+        """Cancel a run. Targets already sent are asked to stop; held targets are dropped."""
         run = self._run(call)
         done = await self._runs.cancel(run.scope, run.name, actor=actor(call))
         return Answer(
@@ -202,6 +159,7 @@ class FleetRoutes:
         )
 
     async def list(self, call: EdgeCall) -> Answer[RunPage]:
+        """List runs, newest first."""
         outcome, tool = call.query.get("outcome"), call.query.get("tool")
         if outcome is not None and outcome not in tuple(RunState):
             raise InvalidArgument(f"is not one of {', '.join(RunState)}", field="outcome")
@@ -217,6 +175,7 @@ class FleetRoutes:
         return Answer(content=RunPage(items=told.items, next_cursor=told.next_cursor, runs=told.items))
 
     async def show(self, call: EdgeCall) -> Answer[RunDetail]:
+        """Get a run, with the outcome of each daemon."""
         run = self._run(call)
         per_node = [views.node_of_run(target) for target in self._runs.targets(run)]
         shown = asdict(views.run(run, self._runs.summary(run)))

@@ -25,9 +25,10 @@ from fleetplane.gen.fleetplane.admin.v1 import authority_pb2, instances_pb2
 from fleetplane.gen.nstance.v1 import operator_pb2
 from fleetplane.kernel.access import EVERYWHERE, Permission, Principal
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.gate import OperatorCaller, RoleGate
-from fleetplane.web.rest.routes import Answer, Call, Route
+from fleetplane.web.rest.routes import Answer, Call, Route, RouteGroup
+
+_ROUTES = RouteGroup("Calls")
 
 RemoteCall = Call[OperatorCaller]
 OF_TENANT, OF_REQUEST, OF_SCOPE, OF_ALL = "tenant", "request", "scope", "all"
@@ -119,13 +120,10 @@ class RemoteCalls:
         """One for each method."""
         self._gate = gate
         return [
-            Route(
-                method="POST",
-                path=f"/calls/{service}/{method}",
-                handler=_named(f"call_{method}", self._handler(service, method, offered)),
-                needs=Needs.WRITES,
-                tag="Calls",
-                permission=offered.permission,
+            _ROUTES.post(
+                f"/calls/{service}/{method}",
+                _named(f"call_{method}", self._handler(service, method, offered)),
+                offered.permission,
                 summary=f"{method}, as over gRPC",
                 body=CallBody,
                 answer=CallAnswer,

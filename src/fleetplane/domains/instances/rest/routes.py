@@ -14,14 +14,16 @@ from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.rpc import Needs
 from fleetplane.web.rest.gate import OperatorCaller, RoleGate
 from fleetplane.web.rest.pages import BY_CURSOR, CursorPage, cursor_page, whole_number
-from fleetplane.web.rest.routes import Answer, Call, Query, Route, Stream
+from fleetplane.web.rest.routes import Answer, Call, Query, Route, RouteGroup, Stream
 from fleetplane.web.streaming import EVENT_STREAM
 
 InstancesCall = Call[OperatorCaller]
 
 ERRORS, ERRORS_LIMIT = 50, 500
 ABOUT_LIMIT = 256
-_GROUPS, _INSTANCES, _WATCHING = "Groups", "Instances", "Watching"
+_GROUPS = RouteGroup("Groups")
+_INSTANCES = RouteGroup("Instances")
+_WATCHING = RouteGroup("Watching")
 
 
 class ViewRoutes:
@@ -35,34 +37,12 @@ class ViewRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/groups",
-                handler=self.groups,
-                needs=Needs.STORE,
-                tag=_GROUPS,
-                permission=VIEW,
-                summary="List groups, with desired and actual state",
-                answer=views.GroupList,
-            ),
-            Route(
-                method="GET",
-                path="/groups/{name}",
-                handler=self.group,
-                needs=Needs.STORE,
-                tag=_GROUPS,
-                permission=VIEW,
-                summary="Get a group",
-                answer=views.ShownGroup,
-            ),
-            Route(
-                method="GET",
-                path="/instances",
-                handler=self.instances,
-                needs=Needs.STORE,
-                tag=_INSTANCES,
-                permission=VIEW,
-                summary="List instances, oldest first",
+            _GROUPS.get("/groups", self.groups, VIEW),
+            _GROUPS.get("/groups/{name}", self.group, VIEW),
+            _INSTANCES.get(
+                "/instances",
+                self.instances,
+                VIEW,
                 answer=views.InstancePage,
                 query=(
                     Query(name="group", summary="Only of this group"),
@@ -70,41 +50,23 @@ class ViewRoutes:
                     *BY_CURSOR,
                 ),
             ),
-            Route(
-                method="GET",
-                path="/instances/{instance_id}",
-                handler=self.instance,
-                needs=Needs.STORE,
-                tag=_INSTANCES,
-                permission=VIEW,
-                summary="Get an instance, with its agent's last report",
-                answer=views.InstanceDetail,
-            ),
+            _INSTANCES.get("/instances/{instance_id}", self.instance, VIEW),
             *self._watching(),
         )
 
     def _watching(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/explain",
-                handler=self.explain,
-                needs=Needs.WRITES,  # another server asks the active one, in writing
-                tag=_WATCHING,
-                permission=VIEW,
-                summary="Explain why a group or instance is not in its desired state",
-                answer=views.Explained,
+            _WATCHING.get(
+                "/explain",
+                self.explain,
+                VIEW,
                 query=(Query(name="about", summary="A group, or an instance's id"),),
+                needs=Needs.WRITES,  # a follower asks the leader through the store
             ),
-            Route(
-                method="GET",
-                path="/errors",
-                handler=self.errors,
-                needs=Needs.STORE,
-                tag=_WATCHING,
-                permission=VIEW,
-                summary="List recent errors, newest first",
-                answer=views.ErrorList,
+            _WATCHING.get(
+                "/errors",
+                self.errors,
+                VIEW,
                 query=(
                     Query(
                         name="limit",
@@ -116,25 +78,19 @@ class ViewRoutes:
                     ),
                 ),
             ),
-            Route(
-                method="GET",
-                path="/events",
-                handler=self.events,
-                needs=Needs.STORE,
-                tag=_WATCHING,
-                permission=VIEW,
-                summary="Follow groups, instances and errors as server-sent events; `Last-Event-ID` resumes",
-                streams=True,
-            ),
+            _WATCHING.get("/events", self.events, VIEW, streams=True),
         )
 
     async def groups(self, call: InstancesCall) -> Answer[views.GroupList]:
+        """List groups, with desired and actual state."""
         return Answer(content=views.GroupList(items=self._overview.groups(_tenant(call))))
 
     async def group(self, call: InstancesCall) -> Answer[views.ShownGroup]:
+        """Get a group."""
         return Answer(content=self._overview.group(_tenant(call), call.path["name"]))
 
     async def instances(self, call: InstancesCall) -> Answer[CursorPage[views.ShownInstance]]:
+        """List instances, oldest first."""
         state = call.query.get("state")
         if state is not None and state not in tuple(rules.State):
             raise InvalidArgument(f"is not one of {', '.join(rules.State)}", field="state")
@@ -142,20 +98,25 @@ class ViewRoutes:
         return Answer(content=cursor_page(call, found, self._overview.instance))
 
     async def instance(self, call: InstancesCall) -> Answer[views.InstanceDetail]:
+        """Get an instance, with its agent's last report."""
         return Answer(content=self._overview.detail(_tenant(call), call.path["instance_id"]))
 
     async def explain(self, call: InstancesCall) -> Answer[views.Explained]:
+        """Explain why a group or instance is not in its desired state."""
         about = call.query.get("about", "")
         if not 0 < len(about) <= ABOUT_LIMIT:
             raise InvalidArgument("is required; name a group or an instance", field="about")
         return Answer(content=await self._overview.explain(_tenant(call), about))
 
     async def errors(self, call: InstancesCall) -> Answer[views.ErrorList]:
+        """List recent errors, newest first."""
         limit = whole_number(call, "limit", default=ERRORS, low=1, high=ERRORS_LIMIT)
         found = self._errors.recent(_tenant(call), limit)
         return Answer(content=views.ErrorList(items=[views.error(trouble) for trouble in found]))
 
     async def events(self, call: InstancesCall) -> Stream:
+        """Follow groups, instances and errors as server-sent events; `Last-Event-ID` resumes."""
+
         def check() -> None:
             """A token may be revoked, and a session ends, while its holder reads on."""
             self._gate.admit(self._gate.authenticate(call.headers), VIEW, call.path)

@@ -39,11 +39,12 @@ from fleetplane.fleet.people.door import Door
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.errors import NotFound, PermissionDenied
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import Listing, in_order, listing, paging
-from fleetplane.web.rest.routes import Answer, Query, Route
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
 
-_AUTH, _USERS, _TOKENS = "Authentication", "Users", "API tokens"
+_AUTH = RouteGroup("Authentication")
+_USERS = RouteGroup("Users")
+_TOKENS = RouteGroup("API tokens")
 
 
 class TokenPair(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,147 +80,35 @@ class AccountRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="POST",
-                path="/auth/login",
-                handler=self.login,
-                needs=Needs.WRITES,
-                summary="Log in",
-                tag=_AUTH,
-                public=True,
-                body=requests.Login,
-                answer=TokenPair,
-            ),
-            Route(
-                method="POST",
-                path="/auth/refresh",
-                handler=self.refresh,
-                needs=Needs.WRITES,
-                tag=_AUTH,
-                public=True,
-                summary="Exchange a refresh token for a new token pair; reusing one ends the login",
-                body=requests.Refresh,
-                answer=TokenPair,
-            ),
-            Route(
-                method="POST",
-                path="/auth/logout",
-                handler=self.logout,
-                needs=Needs.WRITES,
-                summary="Log out",
-                tag=_AUTH,
-                status=NO_CONTENT,
-            ),
-            Route(
-                method="GET",
-                path="/auth/me",
-                handler=self.me,
-                needs=Needs.STORE,
-                summary="Get the caller of this token",
-                tag=_AUTH,
-                answer=Me,
-            ),
-            Route(
-                method="POST",
-                path="/auth/password",
-                handler=self.password,
-                needs=Needs.WRITES,
-                tag=_AUTH,
-                summary="Change the caller's password; other logins are closed",
-                body=requests.ChangePassword,
-                status=NO_CONTENT,
-            ),
-            Route(
-                method="GET",
-                path="/users",
-                handler=self.users,
-                needs=Needs.STORE,
-                summary="List users",
-                tag=_USERS,
-                permission=SYSTEM,
-                answer=Listing[views.UserView],
-                query=PAGING,
-            ),
-            Route(
-                method="POST",
-                path="/users",
-                handler=self.create_user,
-                needs=Needs.WRITES,
-                summary="Create a user",
-                tag=_USERS,
-                permission=SYSTEM,
-                body=requests.CreateUser,
-                answer=views.UserView,
-                status=CREATED,
-            ),
-            Route(
-                method="GET",
-                path="/users/{user_id}",
-                handler=self.user,
-                needs=Needs.STORE,
-                summary="Get a user",
-                tag=_USERS,
-                permission=SYSTEM,
-                answer=views.UserView,
-            ),
-            Route(
-                method="PATCH",
-                path="/users/{user_id}",
-                handler=self.update_user,
-                needs=Needs.WRITES,
-                tag=_USERS,
-                summary="Change a user",
-                permission=SYSTEM,
-                body=requests.UpdateUser,
-                answer=views.UserView,
-            ),
-            Route(
-                method="DELETE",
-                path="/users/{user_id}",
-                handler=self.delete_user,
-                needs=Needs.WRITES,
-                tag=_USERS,
-                summary="Delete a user",
-                permission=SYSTEM,
-                status=NO_CONTENT,
-            ),
-            Route(
-                method="GET",
-                path="/api-tokens",
-                handler=self.tokens,
-                needs=Needs.STORE,
-                summary="List API tokens",
-                tag=_TOKENS,
-                answer=Listing[views.ApiTokenView],
+            _AUTH.post("/auth/login", self.login, public=True, body=requests.Login),
+            _AUTH.post("/auth/refresh", self.refresh, public=True, body=requests.Refresh),
+            _AUTH.post("/auth/logout", self.logout, status=NO_CONTENT),
+            _AUTH.get("/auth/me", self.me),
+            _AUTH.post("/auth/password", self.password, body=requests.ChangePassword, status=NO_CONTENT),
+            _USERS.get("/users", self.users, SYSTEM, query=PAGING),
+            _USERS.post("/users", self.create_user, SYSTEM, body=requests.CreateUser, status=CREATED),
+            _USERS.get("/users/{user_id}", self.user, SYSTEM),
+            _USERS.patch("/users/{user_id}", self.update_user, SYSTEM, body=requests.UpdateUser),
+            _USERS.delete("/users/{user_id}", self.delete_user, SYSTEM, status=NO_CONTENT),
+            _TOKENS.get(
+                "/api-tokens",
+                self.tokens,
                 query=(*PAGING, Query(name="organization_id", summary="Only of this organization")),
             ),
-            Route(
-                method="POST",
-                path="/api-tokens",
-                handler=self.create_token,
-                needs=Needs.WRITES,
-                tag=_TOKENS,
-                summary="Create an API token; its text is returned once",
+            _TOKENS.post(
+                "/api-tokens",
+                self.create_token,
                 body=requests.CreateApiToken,
-                answer=views.ApiTokenView,
                 status=CREATED,
                 recheck=self._may_create_token,
             ),
-            Route(
-                method="DELETE",
-                path="/api-tokens/{api_token_id}",
-                handler=self.revoke_token,
-                needs=Needs.WRITES,
-                tag=_TOKENS,
-                summary="Revoke an API token",
-                permission=ADMINISTER,
-                status=NO_CONTENT,
-            ),
+            _TOKENS.delete("/api-tokens/{api_token_id}", self.revoke_token, ADMINISTER, status=NO_CONTENT),
         )
 
     # Sessions.
 
     async def login(self, call: ProxyCall) -> Answer[TokenPair]:
+        """Log in."""
         body: requests.Login = call.body
         who = circumstances(call, "login")
         found = await self._users.authenticate(body.email, body.password, address=call.address, actor=who)
@@ -227,17 +116,20 @@ class AccountRoutes:
         return Answer(content=_shown(pair))
 
     async def refresh(self, call: ProxyCall) -> Answer[TokenPair]:
+        """Exchange a refresh token for a new token pair; reusing one ends the login."""
         body: requests.Refresh = call.body
         who = circumstances(call, "login")
         return Answer(content=_shown(await self._logins.refresh(body.refresh_token, actor=who)))
 
     async def logout(self, call: ProxyCall) -> Answer[None]:
+        """Log out."""
         caller = call.caller
         if caller.user:
             await self._logins.close(caller.user, only=caller.session, actor=actor(call))
         return done()
 
     async def me(self, call: ProxyCall) -> Answer[Me]:
+        """Get the caller of this token."""
         caller = call.caller
         if not caller.user:
             mine = [
@@ -255,6 +147,7 @@ class AccountRoutes:
         return Answer(content=Me(name=caller.name, user=user, organizations=mine))
 
     async def password(self, call: ProxyCall) -> Answer[None]:
+        """Change the caller's password; other logins are closed."""
         body: requests.ChangePassword = call.body
         if not call.caller.user:
             raise PermissionDenied("an API token has no password")
@@ -270,18 +163,22 @@ class AccountRoutes:
     # Users.
 
     async def users(self, call: ProxyCall) -> Answer[Listing[views.UserView]]:
+        """List users."""
         return Answer(content=listing(in_order(self._store.list(USER)), paging(call.query), views.user))
 
     async def create_user(self, call: ProxyCall) -> Answer[views.UserView]:
+        """Create a user."""
         body: requests.CreateUser = call.body
         spec = UserSpec(email=body.email, name=body.name, is_system_admin=body.is_system_admin)
         answer = call.answering(lambda made: created(views.user(made), made, "users"))
         return answer(await self._users.create(spec, body.password, actor=actor(call)))
 
     async def user(self, call: ProxyCall) -> Answer[views.UserView]:
+        """Get a user."""
         return Answer(content=views.user(self._users.get(call.path["user_id"])))
 
     async def update_user(self, call: ProxyCall) -> Answer[views.UserView]:
+        """Change a user."""
         body: requests.UpdateUser = call.body
         given, identity = changes(body), call.path["user_id"]
         password = given.pop("password", None)
@@ -292,6 +189,7 @@ class AccountRoutes:
         return Answer(content=views.user(updated))
 
     async def delete_user(self, call: ProxyCall) -> Answer[None]:
+        """Delete a user."""
         identity = call.path["user_id"]
         whole = self._is_whole(call, identity)
         await self._users.delete(identity, by=call.caller.user, whole=whole, actor=actor(call))
@@ -307,6 +205,7 @@ class AccountRoutes:
     # API tokens.
 
     async def tokens(self, call: ProxyCall) -> Answer[Listing[views.ApiTokenView]]:
+        """List API tokens."""
         organization = call.query.get("organization_id")
         if organization is not None:
             self._known(call, organization, READ)
@@ -319,6 +218,7 @@ class AccountRoutes:
         return Answer(content=listing(found, paging(call.query), views.api_token))
 
     async def create_token(self, call: ProxyCall) -> Answer[views.ApiTokenView]:
+        """Create an API token; its text is returned once."""
         body: requests.CreateApiToken = call.body
         role = self._may_create_token(call)
         answer = call.answering(
@@ -355,6 +255,7 @@ class AccountRoutes:
         self._access.check(call.caller, permission, organization_scope(organization), missing="organization")
 
     async def revoke_token(self, call: ProxyCall) -> Answer[None]:
+        """Revoke an API token."""
         await self._tokens.revoke(call.scope, call.path["api_token_id"], actor=actor(call))
         return done()
 

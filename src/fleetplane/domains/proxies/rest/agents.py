@@ -41,10 +41,10 @@ from fleetplane.kernel.values.times import spelled
 from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import Listing, in_order, listing, paging
 from fleetplane.web.rest.problems import Code, Problem, Rejected
-from fleetplane.web.rest.routes import Answer, Query, Route
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
 
 ANY_STATE = "all"
-_AGENTS = "Agents"
+_AGENTS = RouteGroup("Agents")
 _ONE = "/agents/{agent_id}"
 _OF_WORKSPACE = "/workspaces/{workspace_id}"
 _MESSAGES = {
@@ -90,15 +90,10 @@ class AgentRoutes:
 
     def _agent_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path=f"{_OF_WORKSPACE}/agents",
-                handler=self.list,
-                needs=Needs.STORE,
-                summary="List agents",
-                tag=_AGENTS,
-                permission=READ,
-                answer=Listing[views.AgentView],
+            _AGENTS.get(
+                f"{_OF_WORKSPACE}/agents",
+                self.list,
+                READ,
                 query=(
                     *PAGING,
                     Query(
@@ -110,102 +105,30 @@ class AgentRoutes:
                     Query(name="label_selector", summary="Such as env=production,region=us-east"),
                 ),
             ),
-            Route(
-                method="POST",
-                path=f"{_OF_WORKSPACE}/agents/tokens",
-                handler=self.enrol,
-                needs=Needs.WRITES,
-                tag=_AGENTS,
-                summary="Create an agent and its registration token, which is returned once",
-                permission=OPERATE,
+            _AGENTS.post(
+                f"{_OF_WORKSPACE}/agents/tokens",
+                self.enrol,
+                OPERATE,
                 body=requests.CreateAgentToken,
-                answer=AgentTokenView,
                 status=CREATED,
             ),
-            Route(
-                method="GET",
-                path=_ONE,
-                handler=self.get,
-                needs=Needs.STORE,
-                summary="Get an agent and its health",
-                tag=_AGENTS,
-                permission=READ,
-                answer=views.AgentView,
-            ),
-            Route(
-                method="PATCH",
-                path=_ONE,
-                handler=self.update,
-                needs=Needs.WRITES,
-                summary="Rename or label an agent",
-                tag=_AGENTS,
-                permission=OPERATE,
-                body=requests.UpdateAgent,
-                answer=views.AgentView,
-            ),
-            Route(
-                method="DELETE",
-                path=_ONE,
-                handler=self.delete,
-                needs=Needs.WRITES,
-                tag=_AGENTS,
-                summary="Delete an agent; its token is revoked and its stream closed",
-                permission=ADMINISTER,
-                status=NO_CONTENT,
-            ),
+            _AGENTS.get(_ONE, self.get, READ),
+            _AGENTS.patch(_ONE, self.update, OPERATE, body=requests.UpdateAgent),
+            _AGENTS.delete(_ONE, self.delete, ADMINISTER, status=NO_CONTENT),
         )
 
     def _command_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="POST",
-                path=f"{_ONE}/reload",
-                handler=self.reload,
-                needs=Needs.WRITES,
-                summary="Reload NGINX",
-                tag=_AGENTS,
-                permission=OPERATE,
-                answer=CommandView,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/restart",
-                handler=self.restart,
-                needs=Needs.WRITES,
-                summary="Restart NGINX",
-                tag=_AGENTS,
-                permission=OPERATE,
-                body=requests.Restart,
-                body_optional=True,
-                answer=CommandView,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/stop",
-                handler=self.stop,
-                needs=Needs.WRITES,
-                summary="Stop NGINX",
-                tag=_AGENTS,
-                permission=OPERATE,
-                body=requests.Stop,
-                body_optional=True,
-                answer=CommandView,
-            ),
-            Route(
-                method="GET",
-                path=f"{_ONE}/status",
-                handler=self.status,
-                needs=Needs.WRITES,
-                tag=_AGENTS,
-                summary="Get NGINX's status from the agent",
-                permission=READ,
-                answer=CommandView,
-            ),
+            _AGENTS.post(f"{_ONE}/reload", self.reload, OPERATE),
+            _AGENTS.post(f"{_ONE}/restart", self.restart, OPERATE, body=requests.Restart, body_optional=True),
+            _AGENTS.post(f"{_ONE}/stop", self.stop, OPERATE, body=requests.Stop, body_optional=True),
+            _AGENTS.get(f"{_ONE}/status", self.status, READ, needs=Needs.WRITES),
         )
 
     # Agents.
 
     async def list(self, call: ProxyCall) -> Answer[Listing[views.AgentView]]:
+        """List agents."""
         at = paging(call.query)
         state = call.query.get("state", ANY_STATE)
         if state not in (*AgentState, ANY_STATE):
@@ -231,6 +154,7 @@ class AgentRoutes:
         return shown(view, agent)
 
     async def enrol(self, call: ProxyCall) -> Answer[AgentTokenView]:
+        """Create an agent and its registration token, which is returned once."""
         body: requests.CreateAgentToken = call.body
         answer = call.answering(enrolled)
         return answer(
@@ -240,9 +164,11 @@ class AgentRoutes:
         )
 
     async def get(self, call: ProxyCall) -> Answer[views.AgentView]:
+        """Get an agent and its health."""
         return self._shown(self._agents.get(call.scope, call.path["agent_id"]))
 
     async def update(self, call: ProxyCall) -> Answer[views.AgentView]:
+        """Rename or label an agent."""
         agent = await self._agents.update(
             call.scope,
             call.path["agent_id"],
@@ -254,6 +180,7 @@ class AgentRoutes:
         return self._shown(agent)
 
     async def delete(self, call: ProxyCall) -> Answer[None]:
+        """Delete an agent; its token is revoked and its stream closed."""
         await self._agents.delete(
             call.scope, call.path["agent_id"], if_match=if_match(call), actor=actor(call)
         )
@@ -262,13 +189,16 @@ class AgentRoutes:
     # Commands.
 
     async def reload(self, call: ProxyCall) -> Answer[CommandView]:
+        """Reload NGINX."""
         return await self._order(call, AgentOrder(verb=Verb.RELOAD))
 
     async def restart(self, call: ProxyCall) -> Answer[CommandView]:
+        """Restart NGINX."""
         body: requests.Restart = call.body or requests.Restart()
         return await self._order(call, AgentOrder(verb=Verb.RESTART, force=body.force))
 
     async def stop(self, call: ProxyCall) -> Answer[CommandView]:
+        """Stop NGINX."""
         body: requests.Stop = call.body or requests.Stop()
         if not 0 <= body.timeout_seconds <= STOP_LIMIT_SECONDS:
             message = f"Must be between 0 and {STOP_LIMIT_SECONDS}"
@@ -277,6 +207,7 @@ class AgentRoutes:
         return await self._order(call, order)
 
     async def status(self, call: ProxyCall) -> Answer[CommandView]:
+        """Get NGINX's status from the agent."""
         return await self._order(call, AgentOrder(verb=Verb.STATUS))
 
     async def _order(self, call: ProxyCall, order: AgentOrder) -> Answer[CommandView]:

@@ -28,12 +28,12 @@ from fleetplane.kernel.errors import Conflict, NotFound, Unavailable
 from fleetplane.kernel.reconcile import Reason
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import spelled, spelled_or_null
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import Listing, in_order, listing, number, paging
 from fleetplane.web.rest.problems import Problem, Rejected
-from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
-_CONFIG, _AGENTS = "Configuration", "Agents"
+_CONFIG = RouteGroup("Configuration")
+_AGENTS = RouteGroup("Agents")
 _VERSION, _AGENT = "/workspaces/{workspace_id}/configs/{version}", "/agents/{agent_id}"
 _FAILED = (DeploymentState.FAILED, DeploymentState.ROLLED_BACK, DeploymentState.SUPERSEDED)
 
@@ -100,63 +100,17 @@ class DeploymentRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path=f"{_VERSION}/agents",
-                handler=self.agents,
-                needs=Needs.STORE,
-                tag=_CONFIG,
-                permission=READ,
-                summary="List each agent's progress with a version",
-                answer=Listing[AgentVersionView],
-                query=PAGING,
-            ),
-            Route(
-                method="POST",
-                path=f"{_VERSION}/retry",
-                handler=self.retry_version,
-                needs=Needs.WRITES,
-                tag=_CONFIG,
-                summary="Retry the newest version on every agent where it failed",
-                permission=OPERATE,
-                answer=RetryView,
-            ),
-            Route(
-                method="POST",
-                path=f"{_AGENT}/retry",
-                handler=self.retry_agent,
-                needs=Needs.WRITES,
-                tag=_AGENTS,
-                summary="Retry the newest version on an agent where it failed",
-                permission=OPERATE,
-                answer=RetryView,
-            ),
-            Route(
-                method="GET",
-                path=f"{_AGENT}/explain",
-                handler=self.explain,
-                needs=Needs.STORE,
-                tag=_AGENTS,
-                permission=READ,
-                summary="Explain an agent's state and what its configuration waits for",
-                answer=ExplanationView,
-            ),
-            Route(
-                method="GET",
-                path=f"{_AGENT}/events",
-                handler=self.events,
-                needs=Needs.STORE,
-                tag=_AGENTS,
-                permission=READ,
-                summary="List events of an agent's machine, newest first",
-                answer=Listing[AgentEventView],
-                query=PAGING,
-            ),
+            _CONFIG.get(f"{_VERSION}/agents", self.agents, READ, query=PAGING),
+            _CONFIG.post(f"{_VERSION}/retry", self.retry_version, OPERATE),
+            _AGENTS.post(f"{_AGENT}/retry", self.retry_agent, OPERATE),
+            _AGENTS.get(f"{_AGENT}/explain", self.explain, READ),
+            _AGENTS.get(f"{_AGENT}/events", self.events, READ, query=PAGING),
         )
 
     # Versions.
 
     async def agents(self, call: ProxyCall) -> Answer[Listing[AgentVersionView]]:
+        """List each agent's progress with a version."""
         version = self._kept(call)
         found = in_order(self._store.list(AGENT, call.scope))
         return Answer(content=listing(found, paging(call.query), lambda one: self._row(one, version)))
@@ -201,6 +155,7 @@ class DeploymentRoutes:
     # Trying again.
 
     async def retry_version(self, call: ProxyCall) -> Answer[RetryView]:
+        """Retry the newest version on every agent where it failed."""
         version, newest = self._kept(call), self._newest(call.scope)
         if version != newest:
             raise Conflict(
@@ -212,6 +167,7 @@ class DeploymentRoutes:
         return Answer(content=RetryView(version=version, agents=tried, away=away))
 
     async def retry_agent(self, call: ProxyCall) -> Answer[RetryView]:
+        """Retry the newest version on an agent where it failed."""
         agent = self._agents.get(call.scope, call.path["agent_id"])
         newest = self._newest(call.scope)
         failed = self._has_failed(agent, newest)
@@ -233,6 +189,7 @@ class DeploymentRoutes:
     # Why, and what happened.
 
     async def explain(self, call: ProxyCall) -> Answer[ExplanationView]:
+        """Explain an agent's state and what its configuration waits for."""
         agent = self._agents.get(call.scope, call.path["agent_id"])
         found = self._deployer.explain(agent.name)
         alerts = self._store.list(ALERT, agent_scope(agent.scope, agent.name))
@@ -250,6 +207,7 @@ class DeploymentRoutes:
         )
 
     async def events(self, call: ProxyCall) -> Answer[Listing[AgentEventView]]:
+        """List events of an agent's machine, newest first."""
         agent = self._agents.get(call.scope, call.path["agent_id"])
         return Answer(content=listing(self._events.of(agent), paging(call.query), _event))
 

@@ -23,11 +23,10 @@ from fleetplane.domains.proxies.rest.common import (
 from fleetplane.domains.proxies.serving.dns_zones import DnsZoneRecords
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import spelled
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import Listing, in_order, listing, paging
-from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
-_TAG = "DNS zones"
+_ROUTES = RouteGroup("DNS zones")
 
 
 class CreateDnsZone(Value, frozen=True):
@@ -71,67 +70,20 @@ class DnsZoneRoutes:
     def routes(self) -> Sequence[Route]:
         many, one = "/workspaces/{workspace_id}/dns-zones", "/dns-zones/{dns_zone_id}"
         return (
-            Route(
-                method="GET",
-                path=many,
-                handler=self.dns_zones,
-                needs=Needs.STORE,
-                summary="List DNS zones",
-                tag=_TAG,
-                permission=READ,
-                answer=Listing[DnsZoneView],
-                query=PAGING,
-            ),
-            Route(
-                method="POST",
-                path=many,
-                handler=self.create_dns_zone,
-                needs=Needs.WRITES,
-                summary="Add a DNS zone, so that wildcards in it can be proved",
-                tag=_TAG,
-                permission=ADMINISTER,
-                body=CreateDnsZone,
-                answer=DnsZoneView,
-                status=CREATED,
-            ),
-            Route(
-                method="GET",
-                path=one,
-                handler=self.dns_zone,
-                needs=Needs.STORE,
-                summary="Get a DNS zone",
-                tag=_TAG,
-                permission=READ,
-                answer=DnsZoneView,
-            ),
-            Route(
-                method="PATCH",
-                path=one,
-                handler=self.update_dns_zone,
-                needs=Needs.WRITES,
-                summary="Replace the credentials of a DNS zone",
-                tag=_TAG,
-                permission=ADMINISTER,
-                body=UpdateDnsZone,
-                answer=DnsZoneView,
-            ),
-            Route(
-                method="DELETE",
-                path=one,
-                handler=self.delete_dns_zone,
-                needs=Needs.WRITES,
-                summary="Delete a DNS zone with its credentials",
-                tag=_TAG,
-                permission=ADMINISTER,
-                status=NO_CONTENT,
-            ),
+            _ROUTES.get(many, self.dns_zones, READ, query=PAGING),
+            _ROUTES.post(many, self.create_dns_zone, ADMINISTER, body=CreateDnsZone, status=CREATED),
+            _ROUTES.get(one, self.dns_zone, READ),
+            _ROUTES.patch(one, self.update_dns_zone, ADMINISTER, body=UpdateDnsZone),
+            _ROUTES.delete(one, self.delete_dns_zone, ADMINISTER, status=NO_CONTENT),
         )
 
     async def dns_zones(self, call: ProxyCall) -> Answer[Listing[DnsZoneView]]:
+        """List DNS zones."""
         found = in_order(self._store.list(DNS_ZONE, call.scope))
         return Answer(content=listing(found, paging(call.query), _view))
 
     async def create_dns_zone(self, call: ProxyCall) -> Answer[DnsZoneView]:
+        """Add a DNS zone, so that wildcards in it can be proved."""
         body: CreateDnsZone = call.body
         answer = call.answering(self._created)
         return answer(
@@ -144,10 +96,12 @@ class DnsZoneRoutes:
         return created(_view(made), made, "dns-zones")
 
     async def dns_zone(self, call: ProxyCall) -> Answer[DnsZoneView]:
+        """Get a DNS zone."""
         found = self._zones.get(call.scope, call.path["dns_zone_id"])
         return shown(_view(found), found)
 
     async def update_dns_zone(self, call: ProxyCall) -> Answer[DnsZoneView]:
+        """Replace the credentials of a DNS zone."""
         body: UpdateDnsZone = call.body
         updated = await self._zones.replace_credentials(
             call.scope,
@@ -159,6 +113,7 @@ class DnsZoneRoutes:
         return shown(_view(updated), updated)
 
     async def delete_dns_zone(self, call: ProxyCall) -> Answer[None]:
+        """Delete a DNS zone with its credentials."""
         await self._zones.delete(
             call.scope, call.path["dns_zone_id"], if_match=if_match(call), actor=actor(call)
         )

@@ -40,11 +40,13 @@ from fleetplane.domains.proxies.serving.certificates import Certificates
 from fleetplane.domains.proxies.serving.hosts import Hosts
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import Listing, in_order, listing, paging
-from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
-_HOSTS, _UPSTREAMS, _CERTIFICATES, _SETTINGS = "Virtual hosts", "Upstreams", "Certificates", "Settings"
+_HOSTS = RouteGroup("Virtual hosts")
+_UPSTREAMS = RouteGroup("Upstreams")
+_CERTIFICATES = RouteGroup("Certificates")
+_SETTINGS = RouteGroup("Settings")
 _OF_WORKSPACE = "/workspaces/{workspace_id}"
 
 
@@ -71,253 +73,67 @@ class ServedRoutes:
             *self._host_routes(),
             *self._upstream_routes(),
             *self._certificate_routes(),
-            Route(
-                method="GET",
-                path=f"{_OF_WORKSPACE}/settings",
-                handler=self.settings,
-                needs=Needs.STORE,
-                tag=_SETTINGS,
-                summary="Get the global settings",
-                permission=READ,
-                answer=SettingsSpec,
-            ),
-            Route(
-                method="PUT",
-                path=f"{_OF_WORKSPACE}/settings",
-                handler=self.put_settings,
-                needs=Needs.WRITES,
-                tag=_SETTINGS,
-                summary="Replace the global settings",
-                permission=RAW,
-                body=requests.PutSettings,
-                answer=SettingsSpec,
-            ),
+            _SETTINGS.get(f"{_OF_WORKSPACE}/settings", self.settings, READ),
+            _SETTINGS.put(f"{_OF_WORKSPACE}/settings", self.put_settings, RAW, body=requests.PutSettings),
         )
 
     def _host_routes(self) -> Sequence[Route]:
         many, one = f"{_OF_WORKSPACE}/virtual-hosts", "/virtual-hosts/{virtual_host_id}"
         return (
-            Route(
-                method="GET",
-                path=many,
-                handler=self.hosts,
-                needs=Needs.STORE,
-                summary="List virtual hosts",
-                tag=_HOSTS,
-                permission=READ,
-                answer=Listing[views.VirtualHostView],
-                query=PAGING,
-            ),
-            Route(
-                method="POST",
-                path=many,
-                handler=self.create_host,
-                needs=Needs.WRITES,
-                summary="Create a virtual host",
-                tag=_HOSTS,
-                permission=OPERATE,
+            _HOSTS.get(many, self.hosts, READ, query=PAGING),
+            _HOSTS.post(
+                many,
+                self.create_host,
+                OPERATE,
                 body=requests.CreateVirtualHost,
-                answer=views.VirtualHostView,
                 status=CREATED,
                 recheck=self._may_create_host,
             ),
-            Route(
-                method="GET",
-                path=one,
-                handler=self.host,
-                needs=Needs.STORE,
-                summary="Get a virtual host",
-                tag=_HOSTS,
-                permission=READ,
-                answer=views.VirtualHostView,
-            ),
-            Route(
-                method="PATCH",
-                path=one,
-                handler=self.update_host,
-                needs=Needs.WRITES,
-                summary="Change a virtual host",
-                tag=_HOSTS,
-                permission=OPERATE,
-                body=requests.UpdateVirtualHost,
-                answer=views.VirtualHostView,
-            ),
-            Route(
-                method="POST",
-                path=f"{one}/cache/purge",
-                handler=self.purge_cache,
-                needs=Needs.WRITES,
-                summary="Forget every answer that agents keep of a virtual host",
-                tag=_HOSTS,
-                permission=OPERATE,
-                answer=views.VirtualHostView,
-            ),
-            Route(
-                method="DELETE",
-                path=one,
-                handler=self.delete_host,
-                needs=Needs.WRITES,
-                summary="Delete a virtual host",
-                tag=_HOSTS,
-                permission=OPERATE,
-                status=NO_CONTENT,
-            ),
+            _HOSTS.get(one, self.host, READ),
+            _HOSTS.patch(one, self.update_host, OPERATE, body=requests.UpdateVirtualHost),
+            _HOSTS.post(f"{one}/cache/purge", self.purge_cache, OPERATE),
+            _HOSTS.delete(one, self.delete_host, OPERATE, status=NO_CONTENT),
         )
 
     def _upstream_routes(self) -> Sequence[Route]:
         many, one = f"{_OF_WORKSPACE}/upstreams", "/upstreams/{upstream_id}"
         return (
-            Route(
-                method="GET",
-                path=many,
-                handler=self.upstreams,
-                needs=Needs.STORE,
-                summary="List upstreams",
-                tag=_UPSTREAMS,
-                permission=READ,
-                answer=Listing[views.UpstreamView],
-                query=PAGING,
+            _UPSTREAMS.get(many, self.upstreams, READ, query=PAGING),
+            _UPSTREAMS.post(
+                many, self.create_upstream, OPERATE, body=requests.CreateUpstream, status=CREATED
             ),
-            Route(
-                method="POST",
-                path=many,
-                handler=self.create_upstream,
-                needs=Needs.WRITES,
-                summary="Create an upstream",
-                tag=_UPSTREAMS,
-                permission=OPERATE,
-                body=requests.CreateUpstream,
-                answer=views.UpstreamView,
-                status=CREATED,
-            ),
-            Route(
-                method="GET",
-                path=one,
-                handler=self.upstream,
-                needs=Needs.STORE,
-                summary="Get an upstream",
-                tag=_UPSTREAMS,
-                permission=READ,
-                answer=views.UpstreamView,
-            ),
-            Route(
-                method="PATCH",
-                path=one,
-                handler=self.update_upstream,
-                needs=Needs.WRITES,
-                summary="Change an upstream",
-                tag=_UPSTREAMS,
-                permission=OPERATE,
-                body=requests.UpdateUpstream,
-                answer=views.UpstreamView,
-            ),
-            Route(
-                method="DELETE",
-                path=one,
-                handler=self.delete_upstream,
-                needs=Needs.WRITES,
-                summary="Delete an upstream",
-                tag=_UPSTREAMS,
-                permission=OPERATE,
-                status=NO_CONTENT,
-            ),
+            _UPSTREAMS.get(one, self.upstream, READ),
+            _UPSTREAMS.patch(one, self.update_upstream, OPERATE, body=requests.UpdateUpstream),
+            _UPSTREAMS.delete(one, self.delete_upstream, OPERATE, status=NO_CONTENT),
         )
 
     def _certificate_routes(self) -> Sequence[Route]:
         many, one = f"{_OF_WORKSPACE}/certificates", "/certificates/{certificate_id}"
         return (
-            Route(
-                method="GET",
-                path=many,
-                handler=self.certificates,
-                needs=Needs.STORE,
-                summary="List certificates",
-                tag=_CERTIFICATES,
-                permission=READ,
-                answer=Listing[views.CertificateView],
-                query=PAGING,
+            _CERTIFICATES.get(many, self.certificates, READ, query=PAGING),
+            _CERTIFICATES.post(
+                many, self.request_certificate, OPERATE, body=requests.RequestCertificate, status=CREATED
             ),
-            Route(
-                method="POST",
-                path=many,
-                handler=self.request_certificate,
-                needs=Needs.WRITES,
-                tag=_CERTIFICATES,
-                summary="Request a certificate; it is pending until it has been issued",
-                permission=OPERATE,
-                body=requests.RequestCertificate,
-                answer=views.CertificateView,
-                status=CREATED,
-            ),
-            Route(
-                method="POST",
-                path=f"{many}/import",
-                handler=self.import_certificate,
-                needs=Needs.WRITES,
-                tag=_CERTIFICATES,
-                summary="Import a certificate and its key",
-                permission=OPERATE,
+            _CERTIFICATES.post(
+                f"{many}/import",
+                self.import_certificate,
+                OPERATE,
                 body=requests.ImportCertificate,
-                answer=views.CertificateView,
                 status=CREATED,
             ),
-            Route(
-                method="GET",
-                path=f"{one}/users",
-                handler=self.certificate_users,
-                needs=Needs.STORE,
-                summary="Get what uses a certificate, and which agents have its key",
-                tag=_CERTIFICATES,
-                permission=READ,
-                answer=CertificateUse,
+            _CERTIFICATES.get(f"{one}/users", self.certificate_users, READ),
+            _CERTIFICATES.get(one, self.certificate, READ),
+            _CERTIFICATES.post(f"{one}/renew", self.renew_certificate, OPERATE, status=202),
+            _CERTIFICATES.post(
+                f"{one}/revoke", self.revoke_certificate, OPERATE, body=requests.RevokeCertificate
             ),
-            Route(
-                method="GET",
-                path=one,
-                handler=self.certificate,
-                needs=Needs.STORE,
-                summary="Get a certificate",
-                tag=_CERTIFICATES,
-                permission=READ,
-                answer=views.CertificateView,
-            ),
-            Route(
-                method="POST",
-                path=f"{one}/renew",
-                handler=self.renew_certificate,
-                needs=Needs.WRITES,
-                tag=_CERTIFICATES,
-                summary="Renew a certificate now",
-                permission=OPERATE,
-                answer=views.CertificateView,
-                status=202,
-            ),
-            Route(
-                method="POST",
-                path=f"{one}/revoke",
-                handler=self.revoke_certificate,
-                needs=Needs.WRITES,
-                tag=_CERTIFICATES,
-                summary="Revoke a certificate at its issuer",
-                permission=OPERATE,
-                body=requests.RevokeCertificate,
-                answer=views.CertificateView,
-            ),
-            Route(
-                method="DELETE",
-                path=one,
-                handler=self.delete_certificate,
-                needs=Needs.WRITES,
-                summary="Delete a certificate",
-                tag=_CERTIFICATES,
-                permission=OPERATE,
-                status=NO_CONTENT,
-            ),
+            _CERTIFICATES.delete(one, self.delete_certificate, OPERATE, status=NO_CONTENT),
         )
 
     # Virtual hosts.
 
     async def hosts(self, call: ProxyCall) -> Answer[Listing[views.VirtualHostView]]:
+        """List virtual hosts."""
         found = in_order(self._store.list(VIRTUAL_HOST, call.scope))
         return Answer(
             content=listing(
@@ -326,6 +142,7 @@ class ServedRoutes:
         )
 
     async def create_host(self, call: ProxyCall) -> Answer[views.VirtualHostView]:
+        """Create a virtual host."""
         body: requests.CreateVirtualHost = call.body
         spec = body.spec()
         answer = call.answering(self._created_host)
@@ -343,6 +160,7 @@ class ServedRoutes:
         return created(view, made, "virtual-hosts")
 
     async def host(self, call: ProxyCall) -> Answer[views.VirtualHostView]:
+        """Get a virtual host."""
         found = self._hosts.get(call.scope, call.path["virtual_host_id"])
         view = views.virtual_host(found, detailed=True, set_aside=self._set_aside(found))
         return shown(self._secrecy.hosts(call, view), found)
@@ -361,6 +179,7 @@ class ServedRoutes:
         return tuple(told)
 
     async def update_host(self, call: ProxyCall) -> Answer[views.VirtualHostView]:
+        """Change a virtual host."""
         given, identity = changes(call.body), call.path["virtual_host_id"]
         updated = await self._hosts.update(
             call.scope,
@@ -374,11 +193,13 @@ class ServedRoutes:
         return shown(view, updated)
 
     async def purge_cache(self, call: ProxyCall) -> Answer[views.VirtualHostView]:
+        """Forget every answer that agents keep of a virtual host."""
         purged = await self._hosts.purge(call.scope, call.path["virtual_host_id"], actor=actor(call))
         view = views.virtual_host(purged, detailed=True, warnings=self._warnings(purged))
         return shown(view, purged)
 
     async def delete_host(self, call: ProxyCall) -> Answer[None]:
+        """Delete a virtual host."""
         await self._hosts.delete(
             call.scope,
             call.path["virtual_host_id"],
@@ -405,19 +226,23 @@ class ServedRoutes:
     # Upstreams.
 
     async def upstreams(self, call: ProxyCall) -> Answer[Listing[views.UpstreamView]]:
+        """List upstreams."""
         found = in_order(self._store.list(UPSTREAM, call.scope))
         return Answer(content=listing(found, paging(call.query), views.upstream))
 
     async def create_upstream(self, call: ProxyCall) -> Answer[views.UpstreamView]:
+        """Create an upstream."""
         body: requests.CreateUpstream = call.body
         answer = call.answering(lambda made: created(views.upstream(made), made, "upstreams"))
         return answer(await self._hosts.create_upstream(call.scope, body.spec(), actor=actor(call)))
 
     async def upstream(self, call: ProxyCall) -> Answer[views.UpstreamView]:
+        """Get an upstream."""
         found = self._hosts.upstream(call.scope, call.path["upstream_id"])
         return shown(views.upstream(found), found)
 
     async def update_upstream(self, call: ProxyCall) -> Answer[views.UpstreamView]:
+        """Change an upstream."""
         updated = await self._hosts.update_upstream(
             call.scope,
             call.path["upstream_id"],
@@ -428,6 +253,7 @@ class ServedRoutes:
         return shown(views.upstream(updated), updated)
 
     async def delete_upstream(self, call: ProxyCall) -> Answer[None]:
+        """Delete an upstream."""
         await self._hosts.delete_upstream(
             call.scope, call.path["upstream_id"], if_match=if_match(call), actor=actor(call)
         )
@@ -439,10 +265,12 @@ class ServedRoutes:
         return views.certificate(found, now_ns=self._clock.now_ns())
 
     async def certificates(self, call: ProxyCall) -> Answer[Listing[views.CertificateView]]:
+        """List certificates."""
         found = in_order(self._store.list(CERTIFICATE, call.scope))
         return Answer(content=listing(found, paging(call.query), self._view))
 
     async def request_certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
+        """Request a certificate; it is pending until it has been issued."""
         body: requests.RequestCertificate = call.body
         spec = CertificateSpec(domain=body.domain.lower(), provider=body.provider, auto_renew=body.auto_renew)
         answer = call.answering(self._created_certificate)
@@ -452,6 +280,7 @@ class ServedRoutes:
         return created(self._view(made), made, "certificates")
 
     async def import_certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
+        """Import a certificate and its key."""
         body: requests.ImportCertificate = call.body
         answer = call.answering(self._created_certificate)
         return answer(
@@ -461,10 +290,12 @@ class ServedRoutes:
         )
 
     async def certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
+        """Get a certificate."""
         found = self._certificates.get(call.scope, call.path["certificate_id"])
         return shown(self._view(found), found)
 
     async def certificate_users(self, call: ProxyCall) -> Answer[CertificateUse]:
+        """Get what uses a certificate, and which agents have its key."""
         scope, identity = call.scope, call.path["certificate_id"]
         self._certificates.get(scope, identity)
         return Answer(
@@ -477,18 +308,21 @@ class ServedRoutes:
         )
 
     async def renew_certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
+        """Renew a certificate now."""
         answer = call.answering(lambda renewed: shown(self._view(renewed), renewed))
         return answer(
             await self._certificates.renew(call.scope, call.path["certificate_id"], actor=actor(call))
         )
 
     async def revoke_certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
+        """Revoke a certificate at its issuer."""
         body: requests.RevokeCertificate = call.body
         found = self._certificates.get(call.scope, call.path["certificate_id"])
         revoked = await self._revoker.revoke(call.scope, found.name, reason=body.reason, actor=actor(call))
         return shown(self._view(revoked), revoked)
 
     async def delete_certificate(self, call: ProxyCall) -> Answer[None]:
+        """Delete a certificate."""
         await self._certificates.delete(
             call.scope, call.path["certificate_id"], if_match=if_match(call), actor=actor(call)
         )
@@ -497,9 +331,11 @@ class ServedRoutes:
     # Settings.
 
     async def settings(self, call: ProxyCall) -> Answer[SettingsSpec]:
+        """Get the global settings."""
         return Answer(content=self._secrecy.settings(call, self._hosts.settings(call.scope)))
 
     async def put_settings(self, call: ProxyCall) -> Answer[SettingsSpec]:
+        """Replace the global settings."""
         body: requests.PutSettings = call.body
         spec = SettingsSpec(nginx_directives=body.nginx_directives, env_vars=body.env_vars)
         written = await self._hosts.put_settings(

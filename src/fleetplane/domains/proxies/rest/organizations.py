@@ -37,13 +37,14 @@ from fleetplane.domains.proxies.tenancy.quotas import Quotas
 from fleetplane.domains.proxies.tenancy.users import Users
 from fleetplane.kernel.errors import PermissionDenied
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import Needs
 from fleetplane.web import times
 from fleetplane.web.rest.pages import Listing, in_order, listing, number, paging
 from fleetplane.web.rest.problems import Code, Problem, Rejected
-from fleetplane.web.rest.routes import Answer, Query, Route
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
 
-_ORGANIZATIONS, _WORKSPACES, _MEMBERS = "Organizations", "Workspaces", "Members"
+_ORGANIZATIONS = RouteGroup("Organizations")
+_WORKSPACES = RouteGroup("Workspaces")
+_MEMBERS = RouteGroup("Members")
 _ONE = "/organizations/{organization_id}"
 
 
@@ -74,78 +75,22 @@ class PlaceRoutes:
 
     def _organization_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/organizations",
-                handler=self.organizations,
-                needs=Needs.STORE,
-                tag=_ORGANIZATIONS,
-                summary="List the caller's organizations",
-                answer=Listing[views.OrganizationView],
-                query=PAGING,
-            ),
-            Route(
-                method="POST",
-                path="/organizations",
-                handler=self.create_organization,
-                needs=Needs.WRITES,
-                tag=_ORGANIZATIONS,
-                summary="Create an organization, owned by the caller",
+            _ORGANIZATIONS.get("/organizations", self.organizations, query=PAGING),
+            _ORGANIZATIONS.post(
+                "/organizations",
+                self.create_organization,
                 body=requests.CreatePlace,
-                answer=views.OrganizationView,
                 status=CREATED,
                 recheck=self._may_found,
             ),
-            Route(
-                method="GET",
-                path=_ONE,
-                handler=self.organization,
-                needs=Needs.STORE,
-                tag=_ORGANIZATIONS,
-                summary="Get an organization",
-                permission=READ,
-                answer=views.OrganizationView,
-            ),
-            Route(
-                method="PATCH",
-                path=_ONE,
-                handler=self.update_organization,
-                needs=Needs.WRITES,
-                tag=_ORGANIZATIONS,
-                summary="Change an organization",
-                permission=ADMINISTER,
-                body=requests.UpdatePlace,
-                answer=views.OrganizationView,
-            ),
-            Route(
-                method="DELETE",
-                path=_ONE,
-                handler=self.delete_organization,
-                needs=Needs.WRITES,
-                tag=_ORGANIZATIONS,
-                summary="Delete an empty organization",
-                permission=OWN,
-                status=NO_CONTENT,
-            ),
-            Route(
-                method="GET",
-                path=f"{_ONE}/quotas",
-                handler=self.quotas,
-                needs=Needs.STORE,
-                tag=_ORGANIZATIONS,
-                summary="Get an organization's usage and quotas",
-                permission=READ,
-                answer=list[views.QuotaView],
-            ),
-            Route(
-                method="GET",
-                path=f"{_ONE}/audit-log",
-                handler=self.audit_log,
-                needs=Needs.STORE,
-                tag=_ORGANIZATIONS,
-                summary="List audit entries, newest first",
-                permission=ADMINISTER,
-                answer=AuditPage,
+            _ORGANIZATIONS.get(_ONE, self.organization, READ),
+            _ORGANIZATIONS.patch(_ONE, self.update_organization, ADMINISTER, body=requests.UpdatePlace),
+            _ORGANIZATIONS.delete(_ONE, self.delete_organization, OWN, status=NO_CONTENT),
+            _ORGANIZATIONS.get(f"{_ONE}/quotas", self.quotas, READ),
+            _ORGANIZATIONS.get(
+                f"{_ONE}/audit-log",
+                self.audit_log,
+                ADMINISTER,
                 query=(
                     *WINDOW,
                     Query(name="actor", summary="A user's or token's id"),
@@ -167,144 +112,47 @@ class PlaceRoutes:
     def _member_routes(self) -> Sequence[Route]:
         one = f"{_ONE}/members/{{user_id}}"
         return (
-            Route(
-                method="GET",
-                path=f"{_ONE}/members",
-                handler=self.members,
-                needs=Needs.STORE,
-                summary="List members",
-                tag=_MEMBERS,
-                permission=READ,
-                answer=Listing[views.MemberView],
-                query=PAGING,
+            _MEMBERS.get(f"{_ONE}/members", self.members, READ, query=PAGING),
+            _MEMBERS.post(
+                f"{_ONE}/members", self.add_member, ADMINISTER, body=requests.AddMember, status=CREATED
             ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/members",
-                handler=self.add_member,
-                needs=Needs.WRITES,
-                tag=_MEMBERS,
-                summary="Invite a user; system administrators add them without an invitation",
-                permission=ADMINISTER,
-                body=requests.AddMember,
-                answer=views.MemberView,
-                status=CREATED,
-            ),
-            Route(
-                method="GET",
-                path="/invitations",
-                handler=self.invitations,
-                needs=Needs.STORE,
-                tag=_MEMBERS,
-                summary="List the caller's invitations",
-                answer=Listing[views.InvitationView],
-                query=PAGING,
-            ),
-            Route(
-                method="POST",
-                path="/invitations/accept",
-                handler=self.accept_invitation,
-                needs=Needs.WRITES,
-                tag=_MEMBERS,
-                summary="Accept an invitation",
+            _MEMBERS.get("/invitations", self.invitations, query=PAGING),
+            _MEMBERS.post(
+                "/invitations/accept",
+                self.accept_invitation,
                 body=requests.AnswerInvitation,
                 status=NO_CONTENT,
             ),
-            Route(
-                method="POST",
-                path="/invitations/decline",
-                handler=self.decline_invitation,
-                needs=Needs.WRITES,
-                tag=_MEMBERS,
-                summary="Decline an invitation",
+            _MEMBERS.post(
+                "/invitations/decline",
+                self.decline_invitation,
                 body=requests.AnswerInvitation,
                 status=NO_CONTENT,
             ),
-            Route(
-                method="PATCH",
-                path=one,
-                handler=self.change_member,
-                needs=Needs.WRITES,
-                summary="Change a member's role",
-                tag=_MEMBERS,
-                permission=ADMINISTER,
-                body=requests.ChangeMember,
-                answer=views.MemberView,
-            ),
-            Route(
-                method="DELETE",
-                path=one,
-                handler=self.remove_member,
-                needs=Needs.WRITES,
-                summary="Remove a member",
-                tag=_MEMBERS,
-                permission=ADMINISTER,
-                status=NO_CONTENT,
-            ),
+            _MEMBERS.patch(one, self.change_member, ADMINISTER, body=requests.ChangeMember),
+            _MEMBERS.delete(one, self.remove_member, ADMINISTER, status=NO_CONTENT),
         )
 
     def _workspace_routes(self) -> Sequence[Route]:
         one = "/workspaces/{workspace_id}"
         return (
-            Route(
-                method="GET",
-                path=f"{_ONE}/workspaces",
-                handler=self.workspaces,
-                needs=Needs.STORE,
-                tag=_WORKSPACES,
-                summary="List workspaces",
-                permission=READ,
-                answer=Listing[views.WorkspaceView],
-                query=PAGING,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/workspaces",
-                handler=self.create_workspace,
-                needs=Needs.WRITES,
-                tag=_WORKSPACES,
-                summary="Create a workspace",
-                permission=ADMINISTER,
+            _WORKSPACES.get(f"{_ONE}/workspaces", self.workspaces, READ, query=PAGING),
+            _WORKSPACES.post(
+                f"{_ONE}/workspaces",
+                self.create_workspace,
+                ADMINISTER,
                 body=requests.CreatePlace,
-                answer=views.WorkspaceView,
                 status=CREATED,
             ),
-            Route(
-                method="GET",
-                path=one,
-                handler=self.workspace,
-                needs=Needs.STORE,
-                summary="Get a workspace",
-                tag=_WORKSPACES,
-                permission=READ,
-                answer=views.WorkspaceView,
-            ),
-            Route(
-                method="PATCH",
-                path=one,
-                handler=self.update_workspace,
-                needs=Needs.WRITES,
-                summary="Change a workspace",
-                tag=_WORKSPACES,
-                permission=ADMINISTER,
-                body=requests.UpdatePlace,
-                answer=views.WorkspaceView,
-            ),
-            Route(
-                method="DELETE",
-                path=one,
-                handler=self.delete_workspace,
-                needs=Needs.WRITES,
-                tag=_WORKSPACES,
-                summary="Delete an empty workspace",
-                permission=ADMINISTER,
-                status=NO_CONTENT,
-            ),
+            _WORKSPACES.get(one, self.workspace, READ),
+            _WORKSPACES.patch(one, self.update_workspace, ADMINISTER, body=requests.UpdatePlace),
+            _WORKSPACES.delete(one, self.delete_workspace, ADMINISTER, status=NO_CONTENT),
         )
 
     # Organisations.
 
     async def organizations(self, call: ProxyCall) -> Answer[Listing[views.OrganizationView]]:
+        """List the caller's organizations."""
         mine = [
             organization
             for organization in in_order(self._store.list(ORGANIZATION))
@@ -313,6 +161,7 @@ class PlaceRoutes:
         return Answer(content=listing(mine, paging(call.query), views.organization))
 
     async def create_organization(self, call: ProxyCall) -> Answer[views.OrganizationView]:
+        """Create an organization, owned by the caller."""
         body: requests.CreatePlace = call.body
         self._may_found(call)
         spec = OrganizationSpec(name=body.name, slug=body.slug)
@@ -328,16 +177,19 @@ class PlaceRoutes:
             )
 
     async def organization(self, call: ProxyCall) -> Answer[views.OrganizationView]:
+        """Get an organization."""
         found = self._places.organization(call.path["organization_id"])
         return shown(views.organization(found), found)
 
     async def update_organization(self, call: ProxyCall) -> Answer[views.OrganizationView]:
+        """Change an organization."""
         updated = await self._places.update_organization(
             call.path["organization_id"], changes(call.body), if_match=if_match(call), actor=actor(call)
         )
         return shown(views.organization(updated), updated)
 
     async def quotas(self, call: ProxyCall) -> Answer[list[views.QuotaView]]:
+        """Get an organization's usage and quotas."""
         return Answer(
             content=[
                 views.QuotaView(
@@ -352,12 +204,14 @@ class PlaceRoutes:
         )
 
     async def delete_organization(self, call: ProxyCall) -> Answer[None]:
+        """Delete an empty organization."""
         await self._places.delete_organization(
             call.path["organization_id"], if_match=if_match(call), actor=actor(call)
         )
         return done()
 
     async def audit_log(self, call: ProxyCall) -> Answer[AuditPage]:
+        """List audit entries, newest first."""
         problems: list[Problem] = []
         limit = number(
             call.query, "limit", audit_trail.LIMIT, low=1, high=audit_trail.LIMIT_HIGH, problems=problems
@@ -385,6 +239,7 @@ class PlaceRoutes:
         return role
 
     async def members(self, call: ProxyCall) -> Answer[Listing[views.MemberView]]:
+        """List members."""
         found = in_order(self._store.list(MEMBERSHIP, call.scope))
         return Answer(
             content=listing(
@@ -393,6 +248,7 @@ class PlaceRoutes:
         )
 
     async def add_member(self, call: ProxyCall) -> Answer[views.MemberView]:
+        """Invite a user; system administrators add them without an invitation."""
         body: requests.AddMember = call.body
         user = await self._users.invited(body.email)
         if user is None:
@@ -413,6 +269,7 @@ class PlaceRoutes:
         )
 
     async def invitations(self, call: ProxyCall) -> Answer[Listing[views.InvitationView]]:
+        """List the caller's invitations."""
         mine = self._members.invitations(call.caller.user) if call.caller.user else []
         return Answer(
             content=listing(
@@ -423,9 +280,11 @@ class PlaceRoutes:
         )
 
     async def accept_invitation(self, call: ProxyCall) -> Answer[None]:
+        """Accept an invitation."""
         return await self._answer_invitation(call, accept=True)
 
     async def decline_invitation(self, call: ProxyCall) -> Answer[None]:
+        """Decline an invitation."""
         return await self._answer_invitation(call, accept=False)
 
     async def _answer_invitation(self, call: ProxyCall, *, accept: bool) -> Answer[None]:
@@ -436,6 +295,7 @@ class PlaceRoutes:
         return done()
 
     async def change_member(self, call: ProxyCall) -> Answer[views.MemberView]:
+        """Change a member's role."""
         body: requests.ChangeMember = call.body
         changed = await self._members.change(
             call.path["organization_id"],
@@ -447,6 +307,7 @@ class PlaceRoutes:
         return Answer(content=views.member(changed, self._users.find(changed.name)))
 
     async def remove_member(self, call: ProxyCall) -> Answer[None]:
+        """Remove a member."""
         await self._members.remove(
             call.path["organization_id"], call.path["user_id"], by=self._role(call), actor=actor(call)
         )
@@ -455,10 +316,12 @@ class PlaceRoutes:
     # Workspaces.
 
     async def workspaces(self, call: ProxyCall) -> Answer[Listing[views.WorkspaceView]]:
+        """List workspaces."""
         found = in_order(self._store.list(WORKSPACE, call.scope))
         return Answer(content=listing(found, paging(call.query), views.workspace))
 
     async def create_workspace(self, call: ProxyCall) -> Answer[views.WorkspaceView]:
+        """Create a workspace."""
         body: requests.CreatePlace = call.body
         spec = WorkspaceSpec(name=body.name, slug=body.slug)
         answer = call.answering(lambda made: created(views.workspace(made), made, "workspaces"))
@@ -467,15 +330,18 @@ class PlaceRoutes:
         )
 
     async def workspace(self, call: ProxyCall) -> Answer[views.WorkspaceView]:
+        """Get a workspace."""
         found = self._places.workspace(call.scope)
         return shown(views.workspace(found), found)
 
     async def update_workspace(self, call: ProxyCall) -> Answer[views.WorkspaceView]:
+        """Change a workspace."""
         updated = await self._places.update_workspace(
             call.scope, changes(call.body), if_match=if_match(call), actor=actor(call)
         )
         return shown(views.workspace(updated), updated)
 
     async def delete_workspace(self, call: ProxyCall) -> Answer[None]:
+        """Delete an empty workspace."""
         await self._places.delete_workspace(call.scope, if_match=if_match(call), actor=actor(call))
         return done()

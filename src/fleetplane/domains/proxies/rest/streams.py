@@ -33,11 +33,10 @@ from fleetplane.domains.proxies.stream_options import (
 from fleetplane.domains.proxies.typed_options import AccessRule
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import spelled
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import Listing, in_order, listing, paging
-from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
-_TAG = "Streams"
+_ROUTES = RouteGroup("Streams")
 
 
 class StreamView(View, frozen=True, kw_only=True):
@@ -77,67 +76,20 @@ class StreamRoutes:
     def routes(self) -> Sequence[Route]:
         many, one = "/workspaces/{workspace_id}/streams", "/streams/{stream_id}"
         return (
-            Route(
-                method="GET",
-                path=many,
-                handler=self.streams,
-                needs=Needs.STORE,
-                summary="List streams",
-                tag=_TAG,
-                permission=READ,
-                answer=Listing[StreamView],
-                query=PAGING,
-            ),
-            Route(
-                method="POST",
-                path=many,
-                handler=self.create_stream,
-                needs=Needs.WRITES,
-                summary="Create a stream: a port on which TCP or UDP is passed on",
-                tag=_TAG,
-                permission=OPERATE,
-                body=CreateStream,
-                answer=StreamView,
-                status=CREATED,
-            ),
-            Route(
-                method="GET",
-                path=one,
-                handler=self.stream,
-                needs=Needs.STORE,
-                summary="Get a stream",
-                tag=_TAG,
-                permission=READ,
-                answer=StreamView,
-            ),
-            Route(
-                method="PATCH",
-                path=one,
-                handler=self.update_stream,
-                needs=Needs.WRITES,
-                summary="Change a stream",
-                tag=_TAG,
-                permission=OPERATE,
-                body=UpdateStream,
-                answer=StreamView,
-            ),
-            Route(
-                method="DELETE",
-                path=one,
-                handler=self.delete_stream,
-                needs=Needs.WRITES,
-                summary="Delete a stream",
-                tag=_TAG,
-                permission=OPERATE,
-                status=NO_CONTENT,
-            ),
+            _ROUTES.get(many, self.streams, READ, query=PAGING),
+            _ROUTES.post(many, self.create_stream, OPERATE, body=CreateStream, status=CREATED),
+            _ROUTES.get(one, self.stream, READ),
+            _ROUTES.patch(one, self.update_stream, OPERATE, body=UpdateStream),
+            _ROUTES.delete(one, self.delete_stream, OPERATE, status=NO_CONTENT),
         )
 
     async def streams(self, call: ProxyCall) -> Answer[Listing[StreamView]]:
+        """List streams."""
         found = in_order(self._store.list(STREAM, call.scope))
         return Answer(content=listing(found, paging(call.query), stream_view))
 
     async def create_stream(self, call: ProxyCall) -> Answer[StreamView]:
+        """Create a stream: a port on which TCP or UDP is passed on."""
         body: CreateStream = call.body
         answer = call.answering(self._created)
         return answer(await self._streams.create(call.scope, body.spec(), actor=actor(call)))
@@ -146,10 +98,12 @@ class StreamRoutes:
         return created(stream_view(made), made, "streams")
 
     async def stream(self, call: ProxyCall) -> Answer[StreamView]:
+        """Get a stream."""
         found = self._streams.get(call.scope, call.path["stream_id"])
         return shown(stream_view(found), found)
 
     async def update_stream(self, call: ProxyCall) -> Answer[StreamView]:
+        """Change a stream."""
         updated = await self._streams.update(
             call.scope,
             call.path["stream_id"],
@@ -160,6 +114,7 @@ class StreamRoutes:
         return shown(stream_view(updated), updated)
 
     async def delete_stream(self, call: ProxyCall) -> Answer[None]:
+        """Delete a stream."""
         await self._streams.delete(
             call.scope, call.path["stream_id"], if_match=if_match(call), actor=actor(call)
         )

@@ -20,16 +20,15 @@ from fleetplane.domains.proxies.kinds.records import AGENT
 from fleetplane.domains.proxies.rest.common import NS_PER_DAY, WINDOW, ProxyCall, window
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import number
 from fleetplane.web.rest.problems import Problem, Rejected
-from fleetplane.web.rest.routes import Answer, Query, Route
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
 
 METRICS_LONGEST_NS = 31 * NS_PER_DAY
 LOGS_LONGEST_NS = 7 * NS_PER_DAY
 LOGS = 100
 LOGS_LIMIT = 1000
-_RECORDS = "Metrics and logs"
+_RECORDS = RouteGroup("Metrics and logs")
 _AGENT = "/agents/{agent_id}"
 _OF_WORKSPACE = "/workspaces/{workspace_id}"
 _LIMIT = Query(
@@ -78,37 +77,12 @@ class RecordRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path=f"{_OF_WORKSPACE}/metrics",
-                handler=self.workspace_metrics,
-                needs=Needs.STORE,
-                summary="Get traffic metrics of a workspace",
-                tag=_RECORDS,
-                permission=READ,
-                answer=MetricsView,
-                query=WINDOW,
-            ),
-            Route(
-                method="GET",
-                path=f"{_AGENT}/metrics",
-                handler=self.agent_metrics,
-                needs=Needs.STORE,
-                tag=_RECORDS,
-                summary="Get traffic metrics of an agent",
-                permission=READ,
-                answer=MetricsView,
-                query=WINDOW,
-            ),
-            Route(
-                method="GET",
-                path=f"{_OF_WORKSPACE}/access-logs",
-                handler=self.access_logs,
-                needs=Needs.STORE,
-                tag=_RECORDS,
-                summary="List access log entries, newest first",
-                permission=READ,
-                answer=LogListing,
+            _RECORDS.get(f"{_OF_WORKSPACE}/metrics", self.workspace_metrics, READ, query=WINDOW),
+            _RECORDS.get(f"{_AGENT}/metrics", self.agent_metrics, READ, query=WINDOW),
+            _RECORDS.get(
+                f"{_OF_WORKSPACE}/access-logs",
+                self.access_logs,
+                READ,
                 query=(
                     *WINDOW,
                     Query(name="status_code", summary="A status such as 500, or a class such as 5xx"),
@@ -119,15 +93,10 @@ class RecordRoutes:
                     _CURSOR,
                 ),
             ),
-            Route(
-                method="GET",
-                path=f"{_OF_WORKSPACE}/error-logs",
-                handler=self.error_logs,
-                needs=Needs.STORE,
-                tag=_RECORDS,
-                summary="List error log entries of NGINX and agents, newest first",
-                permission=READ,
-                answer=ErrorLogListing,
+            _RECORDS.get(
+                f"{_OF_WORKSPACE}/error-logs",
+                self.error_logs,
+                READ,
                 query=(
                     *WINDOW,
                     Query(name="level", summary="Minimum severity", choices=LEVELS, default=LEVELS[-1]),
@@ -140,10 +109,12 @@ class RecordRoutes:
         )
 
     async def workspace_metrics(self, call: ProxyCall) -> Answer[MetricsView]:
+        """Get traffic metrics of a workspace."""
         agents = {agent.name for agent in self._store.list(AGENT, call.scope)}
         return await self._metrics(call, agents)
 
     async def agent_metrics(self, call: ProxyCall) -> Answer[MetricsView]:
+        """Get traffic metrics of an agent."""
         return await self._metrics(call, {call.path["agent_id"]})
 
     async def _metrics(self, call: ProxyCall, agents: Collection[str]) -> Answer[MetricsView]:
@@ -165,6 +136,7 @@ class RecordRoutes:
         return Answer(content=view)
 
     async def access_logs(self, call: ProxyCall) -> Answer[LogListing]:
+        """List access log entries, newest first."""
         query = call.query
         from_ns, to_ns = window(query, now_ns=self._clock.now_ns(), longest_ns=LOGS_LONGEST_NS)
         problems: list[Problem] = []
@@ -190,6 +162,7 @@ class RecordRoutes:
         return Answer(content=LogListing(data=page.entries, meta=meta))
 
     async def error_logs(self, call: ProxyCall) -> Answer[ErrorLogListing]:
+        """List error log entries of NGINX and agents, newest first."""
         query = call.query
         from_ns, to_ns = window(query, now_ns=self._clock.now_ns(), longest_ns=LOGS_LONGEST_NS)
         problems: list[Problem] = []

@@ -25,9 +25,10 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.telemetry.summaries import DAY, HOUR, WIDTHS
 from fleetplane.kernel.values.times import NS, spelled
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.problems import Problem, Rejected
-from fleetplane.web.rest.routes import Answer, Query, Route
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
+
+_ROUTES = RouteGroup("Metrics and logs")
 
 LONGEST_NS = 31 * NS_PER_DAY
 MINUTES_UP_TO = 2 * HOUR
@@ -124,15 +125,10 @@ class TrafficRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/workspaces/{workspace_id}/traffic",
-                handler=self.traffic,
-                needs=Needs.STORE,
-                summary="Get what the requests of a workspace came to, over time, by host and by agent",
-                tag="Metrics and logs",
-                permission=READ,
-                answer=TrafficView,
+            _ROUTES.get(
+                "/workspaces/{workspace_id}/traffic",
+                self.traffic,
+                READ,
                 query=(
                     *WINDOW,
                     Query(name="virtual_host_id", summary="Only of this virtual host"),
@@ -145,6 +141,7 @@ class TrafficRoutes:
         )
 
     async def traffic(self, call: ProxyCall) -> Answer[TrafficView]:
+        """Get what the requests of a workspace came to, over time, by host and by agent."""
         query, scope = call.query, call.scope
         from_ns, to_ns = window(query, now_ns=self._clock.now_ns(), longest_ns=LONGEST_NS)
         by, location, upstream = (query.get(name, "") for name in ("by", "location", "upstream_id"))

@@ -50,12 +50,11 @@ from fleetplane.domains.proxies.serving.hosts import normal, sealing
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.kernel.errors import FailedPrecondition, NotFound
 from fleetplane.kernel.store import Store
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import Listing, listing, number, paging
 from fleetplane.web.rest.problems import Code, Held, Problem, Rejected
-from fleetplane.web.rest.routes import Answer, Query, Route
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
 
-_CONFIG = "Configuration"
+_CONFIG = RouteGroup("Configuration")
 CANDIDATE = "candidate"
 """The id of what is tried: of none that there is."""
 _WORKSPACE, _AGENT = "/workspaces/{workspace_id}", "/agents/{agent_id}"
@@ -85,87 +84,34 @@ class VersionRoutes:
     def _workspace_routes(self) -> Sequence[Route]:
         configs = f"{_WORKSPACE}/configs"
         return (
-            Route(
-                method="GET",
-                path=configs,
-                handler=self.versions,
-                needs=Needs.STORE,
-                summary="List versions, newest first",
-                tag=_CONFIG,
-                permission=READ,
-                answer=Listing[VersionView],
-                query=PAGING,
-            ),
-            Route(
-                method="GET",
-                path=f"{configs}/diff",
-                handler=self.diff,
-                needs=Needs.STORE,
-                tag=_CONFIG,
-                permission=READ,
-                summary="Compare two versions",
-                answer=DiffView,
+            _CONFIG.get(configs, self.versions, READ, query=PAGING),
+            _CONFIG.get(
+                f"{configs}/diff",
+                self.diff,
+                READ,
                 query=(
                     Query(name="from", summary="Version number", kind="integer", low=1),
                     Query(name="to", summary="Version number; the newest when absent", kind="integer", low=1),
                 ),
             ),
-            Route(
-                method="GET",
-                path=f"{configs}/{{version}}",
-                handler=self.version,
-                needs=Needs.STORE,
-                tag=_CONFIG,
-                summary="Get a version",
-                permission=READ,
-                answer=VersionView,
-            ),
-            Route(
-                method="POST",
-                path=f"{_WORKSPACE}/rollback",
-                handler=self.restore,
-                needs=Needs.WRITES,
-                tag=_CONFIG,
-                summary="Roll a workspace back to a version, as a new version",
-                permission=OPERATE,
-                body=requests.Rollback,
-                answer=RollbackView,
-            ),
-            Route(
-                method="POST",
-                path=f"{_WORKSPACE}/config/validate",
-                handler=self.validate,
-                needs=Needs.WRITES,
-                tag=_CONFIG,
-                summary="Validate a configuration without applying it",
-                permission=OPERATE,
+            _CONFIG.get(f"{configs}/{{version}}", self.version, READ),
+            _CONFIG.post(f"{_WORKSPACE}/rollback", self.restore, OPERATE, body=requests.Rollback),
+            _CONFIG.post(
+                f"{_WORKSPACE}/config/validate",
+                self.validate,
+                OPERATE,
                 body=requests.Validate,
-                answer=ValidationView,
                 query=(
                     Query(name="agent_id", summary="Agent whose NGINX tests the configuration"),
                     Query(name="virtual_host_id", summary="Virtual host that `virtual_host` would replace"),
                 ),
             ),
-            Route(
-                method="GET",
-                path=f"{_WORKSPACE}/export",
-                handler=self.export,
-                needs=Needs.STORE,
-                tag=_CONFIG,
-                summary="Export the configuration of a workspace",
-                permission=READ,
-                answer=Bundle,
-            ),
-            Route(
-                method="POST",
-                path=f"{_WORKSPACE}/import",
-                handler=self.bring_in,
-                needs=Needs.WRITES,
-                tag=_CONFIG,
-                summary="Import an exported configuration: create and change what it names",
-                permission=RAW,
+            _CONFIG.get(f"{_WORKSPACE}/export", self.export, READ),
+            _CONFIG.post(
+                f"{_WORKSPACE}/import",
+                self.bring_in,
+                RAW,
                 body=Bundle,
-                answer=ImportOutcome,
                 query=(
                     Query(name="dry_run", summary="Validate without importing", choices=("true", "false")),
                 ),
@@ -174,57 +120,21 @@ class VersionRoutes:
 
     def _agent_routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path=f"{_AGENT}/configs",
-                handler=self.deployments,
-                needs=Needs.STORE,
-                tag=_CONFIG,
-                summary="List versions sent to an agent, newest first",
-                permission=READ,
-                answer=Listing[DeploymentView],
-                query=PAGING,
-            ),
-            Route(
-                method="GET",
-                path=f"{_AGENT}/configs/{{version}}",
-                handler=self.share,
-                needs=Needs.STORE,
-                tag=_CONFIG,
-                summary="Get the part of a version that an agent receives",
-                permission=READ,
-                answer=AgentConfigView,
-            ),
-            Route(
-                method="POST",
-                path=f"{_AGENT}/rollback",
-                handler=self.pin,
-                needs=Needs.WRITES,
-                tag=_CONFIG,
-                permission=OPERATE,
-                summary="Pin an agent to an older version, under a new number",
-                body=requests.Rollback,
-                answer=RollbackView,
-            ),
-            Route(
-                method="DELETE",
-                path=f"{_AGENT}/rollback",
-                handler=self.unpin,
-                needs=Needs.WRITES,
-                tag=_CONFIG,
-                summary="Unpin an agent: it serves the newest version again",
-                permission=OPERATE,
-                answer=RollbackView,
-            ),
+            _CONFIG.get(f"{_AGENT}/configs", self.deployments, READ, query=PAGING),
+            _CONFIG.get(f"{_AGENT}/configs/{{version}}", self.share, READ),
+            _CONFIG.post(f"{_AGENT}/rollback", self.pin, OPERATE, body=requests.Rollback),
+            _CONFIG.delete(f"{_AGENT}/rollback", self.unpin, OPERATE),
         )
 
     # A workspace's versions.
 
     async def versions(self, call: ProxyCall) -> Answer[Listing[VersionView]]:
+        """List versions, newest first."""
         found = list(reversed(self._store.list(CONFIG_VERSION, call.scope)))
         return Answer(content=listing(found, paging(call.query), views.version))
 
     async def version(self, call: ProxyCall) -> Answer[VersionView]:
+        """Get a version."""
         wanted = _number(call.path, "version")
         for found in reversed(self._store.list(CONFIG_VERSION, call.scope)):
             if found.spec.version == wanted:
@@ -232,6 +142,7 @@ class VersionRoutes:
         raise NotFound(f"version {wanted} is not kept")
 
     async def diff(self, call: ProxyCall) -> Answer[DiffView]:
+        """Compare two versions."""
         newest = self._newest(call.scope)
         if "from" not in call.query:
             raise Rejected(Problem(field="from", message="This field is required", code=Code.REQUIRED))
@@ -255,6 +166,7 @@ class VersionRoutes:
         return found
 
     async def restore(self, call: ProxyCall) -> Answer[RollbackView]:
+        """Roll a workspace back to a version, as a new version."""
         body: requests.Rollback = call.body
         made = await self._rewriting.restore(
             call.scope, body.version, actor=actor(call), raw=self._raw_right(call)
@@ -262,9 +174,11 @@ class VersionRoutes:
         return Answer(content=RollbackView(version=made.version, restored_version=body.version))
 
     async def export(self, call: ProxyCall) -> Answer[Bundle]:
+        """Export the configuration of a workspace."""
         return Answer(content=self._secrecy.document(call, self._rewriting.export(call.scope)))
 
     async def bring_in(self, call: ProxyCall) -> Answer[ImportOutcome]:
+        """Import an exported configuration: create and change what it names."""
         asked = call.query.get("dry_run", "false")
         if asked not in ("true", "false"):
             raise Rejected(Problem(field="dry_run", message="Must be true or false"))
@@ -283,6 +197,7 @@ class VersionRoutes:
     # Trying.
 
     async def validate(self, call: ProxyCall) -> Answer[ValidationView]:
+        """Validate a configuration without applying it."""
         body: requests.Validate = call.body
         typed = body.virtual_host is not UNSET or body.upstream is not UNSET
         if body.config_content is not UNSET and typed:
@@ -412,10 +327,12 @@ class VersionRoutes:
     # One agent's.
 
     async def deployments(self, call: ProxyCall) -> Answer[Listing[DeploymentView]]:
+        """List versions sent to an agent, newest first."""
         agent = self._agents.get(call.scope, call.path["agent_id"])
         return Answer(content=listing(self._agents.deployments(agent), paging(call.query), views.deployment))
 
     async def share(self, call: ProxyCall) -> Answer[AgentConfigView]:
+        """Get the part of a version that an agent receives."""
         agent = self._agents.get(call.scope, call.path["agent_id"])
         version = self._kept(call.scope, _number(call.path, "version"))
         return Answer(
@@ -423,6 +340,7 @@ class VersionRoutes:
         )
 
     async def pin(self, call: ProxyCall) -> Answer[RollbackView]:
+        """Pin an agent to an older version, under a new number."""
         body: requests.Rollback = call.body
         agent = await self._agents.pin(
             call.scope, call.path["agent_id"], body.version, actor=actor(call), raw=self._raw_right(call)
@@ -430,6 +348,7 @@ class VersionRoutes:
         return self._pinned(agent)
 
     async def unpin(self, call: ProxyCall) -> Answer[RollbackView]:
+        """Unpin an agent: it serves the newest version again."""
         agent = await self._agents.pin(call.scope, call.path["agent_id"], None, actor=actor(call))
         return self._pinned(agent)
 

@@ -33,10 +33,9 @@ from fleetplane.kernel.errors import NotFound, PermissionDenied, ResourceExhaust
 from fleetplane.kernel.identity.passwords import Failures
 from fleetplane.kernel.store import Draft, Store
 from fleetplane.kernel.values.times import spelled
-from fleetplane.rpc import Needs
-from fleetplane.web.rest.routes import Answer, Call, Route
+from fleetplane.web.rest.routes import Answer, Call, Route, RouteGroup
 
-TAG = "Logging in"
+TAG = RouteGroup("Logging in")
 PAGE = "/ui/device"
 WRONG_CODES = 10
 """Of one person in a quarter of an hour: codes are read, not guessed."""
@@ -50,51 +49,13 @@ class DeviceRoutes:
         self._wrong = Failures(limit=WRONG_CODES)
 
     def routes(self) -> Iterator[Route]:
-        yield Route(
-            method="POST",
-            path="/device",
-            handler=self.begin,
-            needs=Needs.WRITES,
-            tag=TAG,
-            public=True,
-            summary="Ask for a login that somebody approves in a browser (as RFC 8628)",
-            body=shapes.DeviceBody,
-            answer=shapes.DeviceAsked,
-        )
-        yield Route(
-            method="POST",
-            path="/device/token",
-            handler=self.poll,
-            needs=Needs.WRITES,
-            tag=TAG,
-            public=True,
-            summary="Ask whether the login was approved; answered with its tokens once",
-            body=shapes.DevicePollBody,
-            answer=shapes.DeviceLogin,
-        )
-        yield Route(
-            method="GET",
-            path="/device/{code}",
-            handler=self.show,
-            needs=Needs.STORE,
-            tag=TAG,
-            permission=SELF,
-            summary="Tell which program asks for a login with this code",
-            answer=shapes.DeviceRequest,
-        )
-        yield Route(
-            method="POST",
-            path="/device/{code}",
-            handler=self.decide,
-            needs=Needs.WRITES,
-            tag=TAG,
-            permission=SELF,
-            summary="Approve a login with the caller's account, or refuse it",
-            body=shapes.DeviceDecision,
-            answer=shapes.DeviceRequest,
-        )
+        yield TAG.post("/device", self.begin, public=True, body=shapes.DeviceBody)
+        yield TAG.post("/device/token", self.poll, public=True, body=shapes.DevicePollBody)
+        yield TAG.get("/device/{code}", self.show, SELF)
+        yield TAG.post("/device/{code}", self.decide, SELF, body=shapes.DeviceDecision)
 
     async def begin(self, call: Call[Any]) -> Answer[shapes.DeviceAsked]:
+        """Ask for a login that somebody approves in a browser (as RFC 8628)."""
         body: shapes.DeviceBody = call.body
         client = "".join(one for one in body.client if one.isprintable())
         asked = await self.grants.begin(client, call.address)
@@ -111,6 +72,7 @@ class DeviceRoutes:
         )
 
     async def poll(self, call: Call[Any]) -> Answer[shapes.DeviceLogin]:
+        """Ask whether the login was approved; answered with its tokens once."""
         body: shapes.DevicePollBody = call.body
         found = await self.grants.poll(body.device_code)
         if found.step is not Step.APPROVED or found.approval is None:
@@ -141,10 +103,12 @@ class DeviceRoutes:
         )
 
     async def show(self, call: PeopleCall) -> Answer[shapes.DeviceRequest]:
+        """Tell which program asks for a login with this code."""
         self._approver(call)
         return Answer(content=_told(self._found(call)))
 
     async def decide(self, call: PeopleCall) -> Answer[shapes.DeviceRequest]:
+        """Approve a login with the caller's account, or refuse it."""
         body: shapes.DeviceDecision = call.body
         approver = self._approver(call)
         found = self._found(call)

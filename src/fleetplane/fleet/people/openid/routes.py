@@ -32,11 +32,11 @@ from fleetplane.kernel.values.times import NS
 from fleetplane.rpc import Needs
 from fleetplane.sections.openid import LOOPBACK, OpenIDSettings
 from fleetplane.web.rest import console
-from fleetplane.web.rest.routes import Answer, Call, Query, Route
+from fleetplane.web.rest.routes import Answer, Call, Query, Route, RouteGroup
 
 log = structlog.get_logger(__name__)
 
-TAG = "OpenID Connect"
+TAG = RouteGroup("OpenID Connect")
 PATH = "/apis/v1/people/oidc"
 CALLBACK = f"{PATH}/callback"
 FOUND = 302
@@ -75,35 +75,18 @@ class OpenIDRoutes:
             self._own_address = next(own, "").rstrip("/")
 
     def routes(self) -> Iterator[Route]:
-        yield Route(
-            method="GET",
-            path="/oidc",
-            handler=self.show,
-            needs=Needs.STORE,
-            tag=TAG,
+        yield TAG.get("/oidc", self.show, public=True)
+        yield TAG.get(
+            "/oidc/login",
+            self.begin,
             public=True,
-            summary="Tell whether people sign in with an OpenID provider, and what it is called",
-            answer=shapes.OpenIDProvider,
-        )
-        yield Route(
-            method="GET",
-            path="/oidc/login",
-            handler=self.begin,
-            needs=Needs.STORE,
-            tag=TAG,
-            public=True,
-            summary="Send the browser to the provider to sign in",
             status=FOUND,
             query=(Query(name="next", summary="Where in the console to go then; /ui/ if not given"),),
         )
-        yield Route(
-            method="GET",
-            path="/oidc/callback",
-            handler=self.finish,
-            needs=Needs.WRITES,
-            tag=TAG,
+        yield TAG.get(
+            "/oidc/callback",
+            self.finish,
             public=True,
-            summary="Finish a sign-in: where the provider sends the browser back to",
             status=FOUND,
             query=(
                 Query(name="code", summary="Of the provider; good once"),
@@ -112,9 +95,11 @@ class OpenIDRoutes:
                 Query(name="iss", summary="The provider, where it says so (RFC 9207)"),
             ),
             open_query=True,
+            needs=Needs.WRITES,
         )
 
     async def show(self, call: Call[Any]) -> Answer[shapes.OpenIDProvider]:  # noqa: ARG002  # the same for all
+        """Tell whether people sign in with an OpenID provider, and what it is called."""
         known = self._provider is not None
         return Answer(
             content=shapes.OpenIDProvider(
@@ -125,6 +110,7 @@ class OpenIDRoutes:
         )
 
     async def begin(self, call: Call[Any]) -> Answer[None]:
+        """Send the browser to the provider to sign in."""
         provider = self._known()
         pending = sign_in.begun(call.query.get("next", ""), self._clock)
         document = await provider.document()
@@ -139,6 +125,7 @@ class OpenIDRoutes:
         return Answer(content=None, headers={"location": where}, cookies=(cookie,))
 
     async def finish(self, call: Call[Any]) -> Answer[None]:
+        """Finish a sign-in: where the provider sends the browser back to."""
         provider, state = self._known(), call.query.get("state", "")
         pending = sign_in.opened(
             call.headers.get("cookie"),

@@ -12,10 +12,9 @@ from fleetplane.fleet.people.own_accounts import vouched_by
 from fleetplane.fleet.people.rest.parts import PeopleCall, PeopleParts
 from fleetplane.fleet.people.rights import MANAGE, READ
 from fleetplane.fleet.resources import scopes
-from fleetplane.rpc import Needs
-from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
-TAG = "Accounts"
+TAG = RouteGroup("Accounts")
 
 
 class AccountRoutes:
@@ -23,52 +22,20 @@ class AccountRoutes:
         self._people = people
 
     def routes(self) -> Iterator[Route]:
-        yield Route(
-            method="GET",
-            path="/accounts",
-            handler=self.accounts,
-            needs=Needs.STORE,
-            tag=TAG,
-            permission=READ,
-            summary="List everybody who can log in, by whichever domain's login, with what they hold",
-            answer=shapes.AccountList,
-        )
-        yield Route(
-            method="POST",
-            path="/accounts",
-            handler=self.make_account,
-            needs=Needs.WRITES,
-            tag=TAG,
-            permission=MANAGE,
-            summary="Make an account of this installation, which holds no role yet",
+        yield TAG.get("/accounts", self.accounts, READ)
+        yield TAG.post(
+            "/accounts",
+            self.make_account,
+            MANAGE,
             body=shapes.AccountBody,
-            answer=shapes.ShownAccount,
             status=201,
             recheck=self._people.check_root,
         )
-        yield Route(
-            method="PATCH",
-            path="/accounts/{name}",
-            handler=self.change_account,
-            needs=Needs.WRITES,
-            tag=TAG,
-            permission=MANAGE,
-            summary="Change an account; a new password, or disabling it, ends its sessions",
-            body=shapes.AccountPatch,
-            answer=shapes.ShownAccount,
-        )
-        yield Route(
-            method="DELETE",
-            path="/accounts/{name}",
-            handler=self.delete_account,
-            needs=Needs.WRITES,
-            tag=TAG,
-            permission=MANAGE,
-            summary="Delete an account with its sessions and bindings",
-            status=204,
-        )
+        yield TAG.patch("/accounts/{name}", self.change_account, MANAGE, body=shapes.AccountPatch)
+        yield TAG.delete("/accounts/{name}", self.delete_account, MANAGE, status=204)
 
     async def accounts(self, call: PeopleCall) -> Answer[shapes.AccountList]:
+        """List everybody who can log in, by whichever domain's login, with what they hold."""
         self._people.rights.check(call.caller.principal, READ, scopes.ROOT)
         found = [
             shapes.ShownAccount(roles=self._bound(one.subject), **asdict(one))
@@ -77,6 +44,7 @@ class AccountRoutes:
         return Answer(content=shapes.AccountList(items=found))
 
     async def make_account(self, call: PeopleCall) -> Answer[shapes.ShownAccount]:
+        """Make an account of this installation, which holds no role yet."""
         body: shapes.AccountBody = call.body
         self._people.check_root(call)
         spec = AccountSpec(
@@ -90,6 +58,7 @@ class AccountRoutes:
         return view(await self._people.accounts.create(spec, body.password, actor=actor))
 
     async def change_account(self, call: PeopleCall) -> Answer[shapes.ShownAccount]:
+        """Change an account; a new password, or disabling it, ends its sessions."""
         body: shapes.AccountPatch = call.body
         name = call.path["name"].lower()
         self._people.check_root(call)
@@ -104,6 +73,7 @@ class AccountRoutes:
         return Answer(content=self._account(changed.spec))
 
     async def delete_account(self, call: PeopleCall) -> Answer[None]:
+        """Delete an account with its sessions and bindings."""
         name = call.path["name"].lower()
         self._people.check_root(call)
         self._people.check_above(call, subject_of(self._people.accounts.get(name).name))

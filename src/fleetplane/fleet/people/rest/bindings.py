@@ -11,10 +11,9 @@ from fleetplane.fleet.resources import scopes
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.identity.bindings import BindingRecord
 from fleetplane.kernel.values.times import spelled
-from fleetplane.rpc import Needs
-from fleetplane.web.rest.routes import Answer, Query, Route
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
 
-TAG = "Bindings"
+TAG = RouteGroup("Bindings")
 SUBJECTS = ("account/", "token/", "group/", "proxies-user/", "boards-user/")
 SUBJECT_LIMIT = 300
 
@@ -24,42 +23,16 @@ class BindingRoutes:
         self._people = people
 
     def routes(self) -> Iterator[Route]:
-        yield Route(
-            method="GET",
-            path="/bindings",
-            handler=self.bindings,
-            needs=Needs.STORE,
-            tag=TAG,
-            permission=READ,
-            summary="List who holds which role where, as far as the caller may know",
-            answer=shapes.BindingList,
-            query=(Query(name="subject", summary="Only of this subject"),),
+        yield TAG.get(
+            "/bindings", self.bindings, READ, query=(Query(name="subject", summary="Only of this subject"),)
         )
-        yield Route(
-            method="POST",
-            path="/bindings",
-            handler=self.bind,
-            needs=Needs.WRITES,
-            tag=TAG,
-            permission=MANAGE,
-            summary="Give a role at a scope",
-            body=shapes.BindingBody,
-            answer=shapes.ShownBinding,
-            status=201,
-            recheck=self._check_bind,
+        yield TAG.post(
+            "/bindings", self.bind, MANAGE, body=shapes.BindingBody, status=201, recheck=self._check_bind
         )
-        yield Route(
-            method="DELETE",
-            path="/bindings/{id}",
-            handler=self.unbind,
-            needs=Needs.WRITES,
-            tag=TAG,
-            permission=MANAGE,
-            summary="Take a role away",
-            status=204,
-        )
+        yield TAG.delete("/bindings/{id}", self.unbind, MANAGE, status=204)
 
     async def bindings(self, call: PeopleCall) -> Answer[shapes.BindingList]:
+        """List who holds which role where, as far as the caller may know."""
         asked = call.query.get("subject")
         asked = None if asked is None else self._people.door.directories.subject(asked)
         found = [
@@ -76,6 +49,7 @@ class BindingRoutes:
         self._people.rights.check_give(call.caller.principal, body.role, path)
 
     async def bind(self, call: PeopleCall) -> Answer[shapes.ShownBinding]:
+        """Give a role at a scope."""
         body: shapes.BindingBody = call.body
         self._check_bind(call)
         view = call.answering(lambda made: Answer(content=_binding(made)))
@@ -90,6 +64,7 @@ class BindingRoutes:
         )
 
     async def unbind(self, call: PeopleCall) -> Answer[None]:
+        """Take a role away."""
         found = self._people.bindings.get(call.path["id"])
         self._people.check_at(call, found.spec.scope, "there is no such binding")
         self._people.rights.check_give(call.caller.principal, found.spec.role, found.spec.scope)

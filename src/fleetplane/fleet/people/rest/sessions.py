@@ -13,11 +13,10 @@ from fleetplane.fleet.people.rights import MANAGE, SELF
 from fleetplane.fleet.resources import scopes
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.values.times import spelled
-from fleetplane.rpc import Needs
-from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
-TAG = "Sessions"
-LOGIN_TAG = "Logging in"
+TAG = RouteGroup("Sessions")
+LOGIN_TAG = RouteGroup("Logging in")
 
 
 class SessionRoutes:
@@ -25,39 +24,12 @@ class SessionRoutes:
         self._people = people
 
     def login_routes(self) -> Iterator[Route]:
-        yield Route(
-            method="POST",
-            path="/login",
-            handler=self.login,
-            needs=Needs.WRITES,
-            tag=LOGIN_TAG,
-            public=True,
-            summary="Log an account of this installation in",
-            body=shapes.LoginBody,
-            answer=shapes.LoginTokens,
-        )
-        yield Route(
-            method="POST",
-            path="/refresh",
-            handler=self.refresh,
-            needs=Needs.WRITES,
-            tag=LOGIN_TAG,
-            public=True,
-            summary="Trade a refresh token, which is good once, for the next pair",
-            body=shapes.RefreshBody,
-            answer=shapes.LoginTokens,
-        )
-        yield Route(
-            method="POST",
-            path="/logout",
-            handler=self.logout,
-            needs=Needs.WRITES,
-            tag=LOGIN_TAG,
-            summary="End the login that the caller's token stems from",
-            status=204,
-        )
+        yield LOGIN_TAG.post("/login", self.login, public=True, body=shapes.LoginBody)
+        yield LOGIN_TAG.post("/refresh", self.refresh, public=True, body=shapes.RefreshBody)
+        yield LOGIN_TAG.post("/logout", self.logout, status=204)
 
     async def login(self, call: PeopleCall) -> Answer[shapes.LoginTokens]:
+        """Log an account of this installation in."""
         body: shapes.LoginBody = call.body
         found = await self._people.accounts.authenticate(body.name, body.password, address=call.address)
         actor = subject_of(found.account.name)
@@ -66,10 +38,12 @@ class SessionRoutes:
         )
 
     async def refresh(self, call: PeopleCall) -> Answer[shapes.LoginTokens]:
+        """Trade a refresh token, which is good once, for the next pair."""
         body: shapes.RefreshBody = call.body
         return _tokens(await self._people.logins.refresh(body.refresh_token, actor=POLICY.actor))
 
     async def logout(self, call: PeopleCall) -> Answer[None]:
+        """End the login that the caller's token stems from."""
         verified = self._people.door.recognise_header(call.headers.credential).caller
         if not isinstance(verified, VerifiedLogin) or not call.caller.name.startswith("account/"):
             raise InvalidArgument("this is not the token of a login here", hint="log out where you logged in")
@@ -77,25 +51,8 @@ class SessionRoutes:
         return Answer(content=None)
 
     def routes(self) -> Iterator[Route]:
-        yield Route(
-            method="GET",
-            path="/sessions",
-            handler=self.sessions,
-            needs=Needs.STORE,
-            tag=TAG,
-            summary="List open logins: everybody's for who manages people, else the caller's own",
-            answer=shapes.SessionList,
-        )
-        yield Route(
-            method="DELETE",
-            path="/sessions/{id}",
-            handler=self.end_session,
-            needs=Needs.WRITES,
-            tag=TAG,
-            permission=SELF,
-            summary="End a login, and every token that stems from it",
-            status=204,
-        )
+        yield TAG.get("/sessions", self.sessions)
+        yield TAG.delete("/sessions/{id}", self.end_session, SELF, status=204)
 
     def _visible(self, call: PeopleCall) -> list[shapes.ShownSession]:
         everybody = self._people.may(call, MANAGE, scopes.ROOT)
@@ -113,9 +70,11 @@ class SessionRoutes:
         ]
 
     async def sessions(self, call: PeopleCall) -> Answer[shapes.SessionList]:
+        """List open logins: everybody's for who manages people, else the caller's own."""
         return Answer(content=shapes.SessionList(items=self._visible(call)))
 
     async def end_session(self, call: PeopleCall) -> Answer[None]:
+        """End a login, and every token that stems from it."""
         if all(one.id != call.path["id"] for one in self._visible(call)):
             raise NotFound("there is no such session", field="id")
         await self._people.door.directories.end(call.path["id"], actor=call.caller.name)

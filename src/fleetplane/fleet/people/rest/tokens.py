@@ -14,10 +14,9 @@ from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.identity.tokens import TokenRecord
 from fleetplane.kernel.unbroken import finish
 from fleetplane.kernel.values.times import spelled, spelled_or_null
-from fleetplane.rpc import Needs
-from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
-TAG = "Tokens"
+TAG = RouteGroup("Tokens")
 TOKEN_LIFE_LIMIT_SECONDS = 10 * 365 * 86_400
 _TOKEN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+:-]{0,127}")
 """Nothing by which the audit log tells an actor from what its write was signed with."""
@@ -28,39 +27,11 @@ class TokenRoutes:
         self._people = people
 
     def routes(self) -> Iterator[Route]:
-        yield Route(
-            method="GET",
-            path="/tokens",
-            handler=self.tokens,
-            needs=Needs.STORE,
-            tag=TAG,
-            permission=READ,
-            summary="List tokens of programs; none can be read again",
-            answer=shapes.TokenList,
+        yield TAG.get("/tokens", self.tokens, READ)
+        yield TAG.post(
+            "/tokens", self.make_token, MANAGE, body=shapes.TokenBody, status=201, recheck=self._check_make
         )
-        yield Route(
-            method="POST",
-            path="/tokens",
-            handler=self.make_token,
-            needs=Needs.WRITES,
-            tag=TAG,
-            permission=MANAGE,
-            summary="Make a token with some roles at one scope, which ends by itself; shown once",
-            body=shapes.TokenBody,
-            answer=shapes.ShownToken,
-            status=201,
-            recheck=self._check_make,
-        )
-        yield Route(
-            method="DELETE",
-            path="/tokens/{name}",
-            handler=self.revoke_token,
-            needs=Needs.WRITES,
-            tag=TAG,
-            permission=MANAGE,
-            summary="Revoke a token",
-            status=204,
-        )
+        yield TAG.delete("/tokens/{name}", self.revoke_token, MANAGE, status=204)
 
     def _ours(self) -> list[tuple[TokenRecord, str]]:
         """Tokens with the paths at which they hold; domains list those that they keep for themselves."""
@@ -71,6 +42,7 @@ class TokenRoutes:
         ]
 
     async def tokens(self, call: PeopleCall) -> Answer[shapes.TokenList]:
+        """List tokens of programs; none can be read again."""
         found = [_token(one, path) for one, path in self._ours() if self._people.may(call, READ, path)]
         return Answer(content=shapes.TokenList(items=found))
 
@@ -94,6 +66,7 @@ class TokenRoutes:
         self._people.check_above(call, f"token/{body.name}")
 
     async def make_token(self, call: PeopleCall) -> Answer[shapes.ShownToken]:
+        """Make a token with some roles at one scope, which ends by itself; shown once."""
         body: shapes.TokenBody = call.body
         path = scopes.parsed(body.scope)
         self._check_make(call)
@@ -124,6 +97,7 @@ class TokenRoutes:
             self._people.rights.check_give(call.caller.principal, role, path)
 
     async def revoke_token(self, call: PeopleCall) -> Answer[None]:
+        """Revoke a token."""
         name = call.path["name"]
         found = next(((one, path) for one, path in self._ours() if one.name == name), None)
         missing = f"there is no token {name[:64]!r}"

@@ -10,10 +10,9 @@ from fleetplane.fleet.people.rights import HeldRole
 from fleetplane.fleet.resources import scopes
 from fleetplane.kernel.access import Permission
 from fleetplane.kernel.errors import InvalidArgument
-from fleetplane.rpc import Needs
-from fleetplane.web.rest.routes import Answer, Query, Route
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
 
-TAG = "Who"
+TAG = RouteGroup("Who")
 PermissionOf = Callable[[str, str], Permission]
 """From a verb and a kind of the resource API to the permission that it asks for; raises `NotFound`."""
 
@@ -24,23 +23,10 @@ class WhoRoutes:
         self._permission_of = permission_of
 
     def routes(self) -> Iterator[Route]:
-        yield Route(
-            method="GET",
-            path="/whoami",
-            handler=self.whoami,
-            needs=Needs.STORE,
-            tag=TAG,
-            summary="Tell who the caller is, with every role and what gave it",
-            answer=shapes.WhoAmI,
-        )
-        yield Route(
-            method="GET",
-            path="/can-i",
-            handler=self.can_i,
-            needs=Needs.STORE,
-            tag=TAG,
-            summary="Tell whether the caller may do something at a scope, and why",
-            answer=shapes.MayI,
+        yield TAG.get("/whoami", self.whoami)
+        yield TAG.get(
+            "/can-i",
+            self.can_i,
             query=(
                 Query(name="permission", summary="A permission, such as boards.operate"),
                 Query(name="verb", summary="Instead: a verb or action of the resource API, with `kind`"),
@@ -50,6 +36,7 @@ class WhoRoutes:
         )
 
     async def whoami(self, call: PeopleCall) -> Answer[shapes.WhoAmI]:
+        """Tell who the caller is, with every role and what gave it."""
         principal = call.caller.principal
         subject = self._people.door.recognise_header(call.headers.credential).subject
         return Answer(
@@ -59,6 +46,7 @@ class WhoRoutes:
         )
 
     async def can_i(self, call: PeopleCall) -> Answer[shapes.MayI]:
+        """Tell whether the caller may do something at a scope, and why."""
         principal, path = call.caller.principal, _path(call)
         permission = self._asked(call)
         because = self._people.rights.why(principal, permission, path)

@@ -14,11 +14,11 @@ from fleetplane.kernel.access import Grant, Permission, Role, built_in_grants
 from fleetplane.kernel.errors import InvalidArgument, ResourceExhausted
 from fleetplane.kernel.resources import Key
 from fleetplane.kernel.store import Draft, Store
-from fleetplane.rpc import Authentication, Authenticator, CallContext, MethodRow
+from fleetplane.rpc import Authentication, Authenticator, CallContext, MethodRow, Needs
 from fleetplane.web.ops import Mount
 from fleetplane.web.rest.family import FamilyText, RestFamily
 from fleetplane.web.rest.gate import OperatorCaller, operator_gate
-from fleetplane.web.rest.routes import Answer, Call, Route, RouteTable
+from fleetplane.web.rest.routes import Answer, Call, RouteGroup, RouteTable
 from fleetplane_lamps import contract
 from fleetplane_lamps.explain import LampExplainer
 from fleetplane_lamps.kinds import LAMP, SCOPE, LampSpec, LampStatus
@@ -105,15 +105,7 @@ class LampDomain:
         self.services: Sequence[Service] = (
             Service(listener="lamps", descriptor=contract.SERVICE, servicer=LampService(self._lamps)),
         )
-        route = Route(
-            method="GET",
-            path="",
-            handler=self._listed,
-            tag="Lamps",
-            permission=VIEW,
-            summary="List every lamp",
-            answer=LampList,
-        )
+        route = RouteGroup("Lamps").get("", self._listed, VIEW, needs=Needs.ACTIVE)
         # Callers show a token of `fleetplane tokens create NAME --role lamps.viewer`.
         self._rest = RestFamily(
             kernel,
@@ -126,6 +118,7 @@ class LampDomain:
         self.collectors: Sequence[Collector] = self._rest.collectors
 
     async def _listed(self, _call: Call[OperatorCaller]) -> Answer[LampList]:
+        """List every lamp."""
         shown = (ShownLamp(name=name, lit=lit) for name, lit in sorted(self._lamps.all().items()))
         return Answer(content=LampList(items=tuple(shown)))
 

@@ -14,10 +14,9 @@ from fleetplane.domains.proxies.rest import bodies as requests
 from fleetplane.domains.proxies.rest.agents import AgentTokenView, enrolled
 from fleetplane.domains.proxies.rest.common import CREATED, ProxyCall, actor
 from fleetplane.kernel.values.times import spelled, spelled_or_null
-from fleetplane.rpc import Needs
-from fleetplane.web.rest.routes import Answer, Route
+from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
-_TAG = "Agents"
+_ROUTES = RouteGroup("Agents")
 _ONE = "/agents/{agent_id}"
 
 
@@ -48,70 +47,40 @@ class MachineRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path=f"{_ONE}/machine",
-                handler=self.get,
-                needs=Needs.STORE,
-                tag=_TAG,
-                permission=READ,
-                summary="Get the machine that an agent is bound to, and the one that was refused",
-                answer=MachineView,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/machine/approve",
-                handler=self.approve,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                summary="Approve a change of machine: the refused machine takes over when it connects again",
-                permission=ADMINISTER,
-                body=requests.DecideMachine,
-                answer=MachineView,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/machine/dismiss",
-                handler=self.dismiss,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                summary="Dismiss the machine that was refused, and end the alert",
-                permission=ADMINISTER,
-                body=requests.DecideMachine,
-                answer=MachineView,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/token",
-                handler=self.reissue,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                summary="Revoke an agent's token and certificate; a new token is returned once",
-                permission=ADMINISTER,
+            _ROUTES.get(f"{_ONE}/machine", self.get, READ),
+            _ROUTES.post(f"{_ONE}/machine/approve", self.approve, ADMINISTER, body=requests.DecideMachine),
+            _ROUTES.post(f"{_ONE}/machine/dismiss", self.dismiss, ADMINISTER, body=requests.DecideMachine),
+            _ROUTES.post(
+                f"{_ONE}/token",
+                self.reissue,
+                ADMINISTER,
                 body=requests.ReissueToken,
                 body_optional=True,
-                answer=AgentTokenView,
                 status=CREATED,
             ),
         )
 
     async def get(self, call: ProxyCall) -> Answer[MachineView]:
+        """Get the machine that an agent is bound to, and the one that was refused."""
         agent = self._agents.get(call.scope, call.path["agent_id"])
         return Answer(content=_machine(agent.name, self._machines.binding(agent)))
 
     async def approve(self, call: ProxyCall) -> Answer[MachineView]:
+        """Approve a change of machine: the refused machine takes over when it connects again."""
         body: requests.DecideMachine = call.body
         agent = self._agents.get(call.scope, call.path["agent_id"])
         token = await self._machines.approve(agent, body.contender_id, actor=actor(call))
         return Answer(content=_machine(agent.name, token.status))
 
     async def dismiss(self, call: ProxyCall) -> Answer[MachineView]:
+        """Dismiss the machine that was refused, and end the alert."""
         body: requests.DecideMachine = call.body
         agent = self._agents.get(call.scope, call.path["agent_id"])
         token = await self._machines.dismiss(agent, body.contender_id, actor=actor(call))
         return Answer(content=_machine(agent.name, token.status))
 
     async def reissue(self, call: ProxyCall) -> Answer[AgentTokenView]:
+        """Revoke an agent's token and certificate; a new token is returned once."""
         body: requests.ReissueToken = call.body or requests.ReissueToken()
         answer = call.answering(enrolled)
         return answer(

@@ -21,11 +21,11 @@ from fleetplane.kernel.values.times import spelled
 from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import number
 from fleetplane.web.rest.problems import Problem
-from fleetplane.web.rest.routes import Answer, Query, Route
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
 
 LINES = 100
 LINES_LIMIT = 1000
-_TAG = "Agents"
+_ROUTES = RouteGroup("Agents")
 _ONE = "/agents/{agent_id}"
 
 
@@ -57,25 +57,11 @@ class ObservedRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path=f"{_ONE}/observed",
-                handler=self.observed,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                summary="Get the configuration of the NGINX that an agent observes",
-                permission=RAW,
-                answer=ShownConfiguration,
-            ),
-            Route(
-                method="GET",
-                path=f"{_ONE}/observed/log",
-                handler=self.log,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                summary="Get the last lines of a log of the NGINX that an agent observes",
-                permission=RAW,
-                answer=ShownLog,
+            _ROUTES.get(f"{_ONE}/observed", self.observed, RAW, needs=Needs.WRITES),
+            _ROUTES.get(
+                f"{_ONE}/observed/log",
+                self.log,
+                RAW,
                 query=(
                     Query(name="name", summary="One of the logs that the agent reports"),
                     Query(
@@ -87,57 +73,27 @@ class ObservedRoutes:
                         high=LINES_LIMIT,
                     ),
                 ),
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/observed/certificates",
-                handler=self.certificate,
                 needs=Needs.WRITES,
-                tag=_TAG,
-                summary="Import a certificate with its key from the NGINX that an agent observes",
-                permission=ADMINISTER,
+            ),
+            _ROUTES.post(
+                f"{_ONE}/observed/certificates",
+                self.certificate,
+                ADMINISTER,
                 body=FetchCertificate,
-                answer=views.CertificateView,
                 status=CREATED,
             ),
-            Route(
-                method="GET",
-                path=f"{_ONE}/takeover",
-                handler=self.plan,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                summary="Plan to take over the NGINX that an agent observes; changes nothing",
-                permission=ADMINISTER,
-                answer=TakeoverPlan,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/takeover",
-                handler=self.take_over,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                summary="Take over the NGINX that an agent observes, as a plan says",
-                permission=ADMINISTER,
-                body=ConfirmTakeover,
-                answer=CommandView,
-            ),
-            Route(
-                method="POST",
-                path=f"{_ONE}/give-back",
-                handler=self.give_back,
-                needs=Needs.WRITES,
-                tag=_TAG,
-                summary="Start the NGINX again that was taken over, as it was started before",
-                permission=ADMINISTER,
-                answer=CommandView,
-            ),
+            _ROUTES.get(f"{_ONE}/takeover", self.plan, ADMINISTER, needs=Needs.WRITES),
+            _ROUTES.post(f"{_ONE}/takeover", self.take_over, ADMINISTER, body=ConfirmTakeover),
+            _ROUTES.post(f"{_ONE}/give-back", self.give_back, ADMINISTER),
         )
 
     async def observed(self, call: ProxyCall) -> Answer[ShownConfiguration]:
+        """Get the configuration of the NGINX that an agent observes."""
         agent = self._agents.get(call.scope, call.path["agent_id"])
         return Answer(content=await self._handovers.shown(agent, actor=commander(call)))
 
     async def log(self, call: ProxyCall) -> Answer[ShownLog]:
+        """Get the last lines of a log of the NGINX that an agent observes."""
         agent = self._agents.get(call.scope, call.path["agent_id"])
         problems: list[Problem] = []
         lines = number(call.query, "lines", LINES, low=1, high=LINES_LIMIT, problems=problems)
@@ -147,6 +103,7 @@ class ObservedRoutes:
         return Answer(content=ShownLog(name=name, lines=tuple(text.splitlines())))
 
     async def certificate(self, call: ProxyCall) -> Answer[views.CertificateView]:
+        """Import a certificate with its key from the NGINX that an agent observes."""
         agent, body = self._agents.get(call.scope, call.path["agent_id"]), call.body
         answer = call.answering(self._created)
         sent = await self._handovers.certificate(agent, body.certificate, actor=commander(call))
@@ -160,14 +117,17 @@ class ObservedRoutes:
         return created(views.certificate(made, now_ns=self._clock.now_ns()), made, "certificates")
 
     async def plan(self, call: ProxyCall) -> Answer[TakeoverPlan]:
+        """Plan to take over the NGINX that an agent observes; changes nothing."""
         agent = self._agents.get(call.scope, call.path["agent_id"])
         return Answer(content=await self._handovers.plan(agent, actor=commander(call)))
 
     async def take_over(self, call: ProxyCall) -> Answer[CommandView]:
+        """Take over the NGINX that an agent observes, as a plan says."""
         agent = self._agents.get(call.scope, call.path["agent_id"])
         return self._done(await self._handovers.take_over(agent, call.body.plan, actor=commander(call)))
 
     async def give_back(self, call: ProxyCall) -> Answer[CommandView]:
+        """Start the NGINX again that was taken over, as it was started before."""
         agent = self._agents.get(call.scope, call.path["agent_id"])
         return self._done(await self._handovers.give_back(agent, actor=commander(call)))
 

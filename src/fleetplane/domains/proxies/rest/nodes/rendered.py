@@ -20,10 +20,11 @@ from fleetplane.domains.proxies.nginx.site import LACKS, Binary, Paths, Site
 from fleetplane.domains.proxies.rest.common import ProxyCall
 from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.kernel.errors import FailedPrecondition, NotFound
-from fleetplane.rpc import Needs
 from fleetplane.web.rest.pages import number
 from fleetplane.web.rest.problems import Problem
-from fleetplane.web.rest.routes import Answer, Query, Route
+from fleetplane.web.rest.routes import Answer, Query, Route, RouteGroup
+
+_ROUTES = RouteGroup("Configuration")
 
 STATE = Path("/var/lib/fleetplane/proxy-agent")
 """Stands for the agent's own folders, which the server does not know."""
@@ -57,15 +58,10 @@ class RenderedRoutes:
 
     def routes(self) -> Sequence[Route]:
         return (
-            Route(
-                method="GET",
-                path="/agents/{agent_id}/configs/{version}/rendered",
-                handler=self.rendered,
-                needs=Needs.STORE,
-                tag="Configuration",
-                summary="Get the NGINX configuration that an agent writes for a version",
-                permission=RAW,
-                answer=RenderedView,
+            _ROUTES.get(
+                "/agents/{agent_id}/configs/{version}/rendered",
+                self.rendered,
+                RAW,
                 query=(
                     Query(name="against", summary="Compare with this version", kind="integer", low=1),
                     Query(name="virtual_host_id", summary="Only the file of this virtual host"),
@@ -75,6 +71,7 @@ class RenderedRoutes:
         )
 
     async def rendered(self, call: ProxyCall) -> Answer[RenderedView]:
+        """Get the NGINX configuration that an agent writes for a version."""
         agent = self._agents.get(call.scope, call.path["agent_id"])
         problems: list[Problem] = []
         version = number(call.path, "version", 1, low=1, high=NUMBER_LIMIT, problems=problems)
