@@ -66,7 +66,7 @@ class ErrandStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Errand = Resource[ErrandSpec, ErrandStatus]
-ERRAND: Kind[ErrandSpec, ErrandStatus] = Kind("errand", ErrandSpec, ErrandStatus)
+ERRAND: Kind[ErrandSpec, ErrandStatus] = Kind("errand", ErrandSpec, ErrandStatus, is_secret=True)
 
 
 class Errands:

@@ -9,13 +9,14 @@ domain's fields, nor where resources are kept.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
 from fleetplane.kernel.errors import IntegrityError, InvalidArgument
+from fleetplane.kernel.sealing import Sealer
 
 KIND_LIMIT_BYTES = 64
 SCOPE_LIMIT_BYTES = 1024
@@ -97,12 +98,21 @@ class Kind(Generic[SpecT, StatusT]):
     there, and a deletion has no spec."""
     since_level: int = 1
     """The level of the store from which on it may be written; see `store/servers/level.py`."""
+    is_secret: bool = False
+    """Whether spec, status and conditions may hold secrets: they are sealed wherever they are stored."""
+    sealer: Sealer | None = field(default=None, repr=False, compare=False)
+    """Of the store that reads this kind; None in the declaration, and where a store has no key."""
 
     def key(self, scope: str, name: str) -> Key:
         return Key(self.name, scope, name)
 
     def decode(self, body: bytes) -> Resource[SpecT, StatusT]:
         try:
+            if self.sealer is not None:
+                found = _BARE.decode(body)
+                if isinstance(found.spec, bytes):  # else it was written before its kind was sealed
+                    content = self.sealer.open(found.spec, found.kind, found.scope, found.name, found.uid)
+                    return cast("Resource[SpecT, StatusT]", self._unsealed(found, content))
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeError, TypeError) as error:  # TypeError: not even bytes any more
             raise IntegrityError(f"a stored {self.name} cannot be read: {error}") from error
@@ -115,6 +125,15 @@ class Kind(Generic[SpecT, StatusT]):
             return _BARE.decode(body)
         except (msgspec.MsgspecError, UnicodeError, TypeError) as error:
             raise IntegrityError(f"a logged {self.name} cannot be read: {error}") from error
+
+    def _unsealed(self, found: AnyResource, content: bytes) -> AnyResource:
+        spec, status, conditions = self._content.decode(content)
+        return msgspec.structs.replace(found, spec=spec, status=status, conditions=conditions)
+
+    @cached_property
+    def _content(self) -> msgspec.msgpack.Decoder[tuple[SpecT, StatusT | None, tuple[Condition, ...]]]:
+        made = tuple[self.spec, self.status | None, tuple[Condition, ...]]  # type: ignore[name-defined]
+        return msgspec.msgpack.Decoder(made)
 
     @cached_property
     def _decoder(self) -> msgspec.msgpack.Decoder[Resource[SpecT, StatusT]]:
@@ -136,15 +155,22 @@ def bare(resource: AnyResource) -> AnyResource:
     return msgspec.structs.replace(resource, spec=None, status=None, labels={}, conditions=())
 
 
-def encode(resource: AnyResource) -> bytes:
-    """A resource as stored: MessagePack with field names, so that fields may be added later."""
+def encode(resource: AnyResource, sealer: Sealer | None = None) -> bytes:
+    """A resource as stored: MessagePack with field names, so that fields may be added later.
+
+    With a sealer, the spec is replaced by spec, status and conditions, sealed.
+    """
     try:
         body = _ENCODER.encode(resource)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"{resource.key} cannot be encoded: {error}") from error
     if len(body) > BODY_LIMIT_BYTES:
         raise InvalidArgument(f"{resource.key} takes {len(body)} bytes, more than {BODY_LIMIT_BYTES}")
-    return body
+    if sealer is None:
+        return body
+    content = _ENCODER.encode((resource.spec, resource.status, resource.conditions))
+    sealed = sealer.seal(content, *resource.key, resource.uid)
+    return _ENCODER.encode(msgspec.structs.replace(resource, spec=sealed, status=None, conditions=()))
 
 
 def check_key(key: Key) -> None:

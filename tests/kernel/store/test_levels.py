@@ -26,7 +26,7 @@ from fleetplane.kernel.store.servers.level import LEVEL, NAME, Levels, check, co
 from fleetplane.kernel.store.servers.seat import LIFE_SECONDS
 from fleetplane.kernel.store.servers.standby import Standby
 
-FIRST, NEXT = Levels(1, 1), Levels(1, 2)
+FIRST, NEXT = Levels(1, 1), Levels(1, 3)
 DELAY_SECONDS = 60.0
 LONG_SECONDS = DELAY_SECONDS + 3 * LIFE_SECONDS
 
@@ -46,7 +46,7 @@ class StrictSpec(msgspec.Struct, frozen=True):
 
 OLD: Kind[OldSpec, Nothing] = Kind("pot", OldSpec, Nothing)
 NEW: Kind[NewSpec, Nothing] = Kind("pot", NewSpec, Nothing)
-LID: Kind[NewSpec, Nothing] = Kind("lid", NewSpec, Nothing, since_level=2)
+LID: Kind[NewSpec, Nothing] = Kind("lid", NewSpec, Nothing, since_level=3)
 
 
 def grow(draft: Draft) -> None:
@@ -59,7 +59,7 @@ def tint(draft: Draft) -> None:
     """Of the newer one, which has a field more from the second level on."""
     before = draft.get(NEW, "", "a")
     count = 1 if before is None else before.spec.count + 1
-    draft.put(NEW, "", "a", spec=NewSpec(count=count, tint="blue" if draft.level >= 2 else ""))
+    draft.put(NEW, "", "a", spec=NewSpec(count=count, tint="blue" if draft.level >= 3 else ""))
 
 
 class Server:
@@ -136,10 +136,10 @@ def test_a_new_field_is_written_only_once_no_server_runs_that_would_lose_it() ->
                 await old.does(grow)
             await old.stop()
             await asyncio.sleep(LONG_SECONDS)
-            assert new.store.level == 2
+            assert new.store.level == 3
             await new.does(tint)
             assert new.pot == NewSpec(count=7, tint="blue")
-            with pytest.raises(IntegrityError, match=r"at level 2, and this program supports 1:.*lose"):
+            with pytest.raises(IntegrityError, match=r"at level 3, and this program supports 1:.*lose"):
                 await old.start()
             assert new.pot.tint == "blue"
 
@@ -154,7 +154,7 @@ def test_an_older_server_that_stood_still_while_the_level_rose_writes_nothing_an
             await old.does(grow)
             old.link.stopped.clear()
             await asyncio.sleep(LONG_SECONDS)
-            assert new.store.level == 2
+            assert new.store.level == 3
             await new.does(tint)
             writing = asyncio.create_task(old.does(grow))
             old.link.stopped.set()
@@ -182,7 +182,7 @@ def test_an_older_server_that_stands_by_and_stood_still_writes_nothing_and_ends(
             await old.does(grow)
             old.link.stopped.clear()
             await asyncio.sleep(LONG_SECONDS)
-            assert new.store.level == 2
+            assert new.store.level == 3
             await new.does(tint)
             old.link.stopped.set()
             for _ in range(10):  # some of them after it was heard of again
@@ -191,7 +191,7 @@ def test_an_older_server_that_stands_by_and_stood_still_writes_nothing_and_ends(
                 await asyncio.sleep(1)
             await new.store.confirmed()
             assert new.pot == NewSpec(count=2, tint="blue")
-            with pytest.raises(IntegrityError, match="at level 2"):
+            with pytest.raises(IntegrityError, match="at level 3"):
                 await old.running
         finally:
             await new.stop()
@@ -224,7 +224,7 @@ def test_a_new_store_begins_at_the_level_of_its_first_server() -> None:
         await new.start()
         try:
             await asyncio.sleep(1)
-            assert new.store.level == 2
+            assert new.store.level == 3
         finally:
             await new.stop()
 
@@ -267,19 +267,19 @@ async def test_a_database_file_is_at_the_level_of_the_program_that_opens_it(tmp_
         assert (store.level, store.get(LEVEL, "", NAME)) == (1, None)  # nothing is written for the first
         before = store.revision
     async with opened(path, levels=NEXT) as store:
-        assert (store.level, store.revision) == (2, before + 1)
+        assert (store.level, store.revision) == (3, before + 1)
         numbers = store.statistics()
-        assert (numbers.level, numbers.supported_level) == (2, 2)
+        assert (numbers.level, numbers.supported_level) == (3, 3)
     async with opened(path, levels=NEXT) as store:
-        assert (store.level, store.revision) == (2, before + 1)
-    with pytest.raises(IntegrityError, match="the store is at level 2, and this program supports 1:"):
+        assert (store.level, store.revision) == (3, before + 1)
+    with pytest.raises(IntegrityError, match="the store is at level 3, and this program supports 1 to 2:"):
         async with opened(path):
             pass
-    with pytest.raises(IntegrityError, match="the store is at level 2, and this program supports 3 to 4"):
-        async with opened(path, levels=Levels(3, 4)):
+    with pytest.raises(IntegrityError, match="the store is at level 3, and this program supports 4 to 5"):
+        async with opened(path, levels=Levels(4, 5)):
             pass
-    async with opened(tmp_path / "new.db", levels=Levels(3, 4)) as store:
-        assert store.level == 4
+    async with opened(tmp_path / "new.db", levels=Levels(4, 5)) as store:
+        assert store.level == 5
 
 
 async def test_what_a_newer_program_wrote_is_told_by_its_level_and_not_as_damage(tmp_path: Path) -> None:
@@ -288,6 +288,6 @@ async def test_what_a_newer_program_wrote_is_told_by_its_level_and_not_as_damage
         await put(store, "a")
     strict: Kind[StrictSpec, Nothing] = Kind(THING.name, StrictSpec, Nothing)
     opening = Store.open(StoreSettings(path=path), kinds=[strict], clock=LoopClock(random.Random(1)))
-    with pytest.raises(IntegrityError, match="the store is at level 2"):
+    with pytest.raises(IntegrityError, match="the store is at level 3"):
         async with opening:
             pass

@@ -24,6 +24,7 @@ from fleetplane.kernel.store.engine import Author, Mark, Outcome, WriteGroup
 from fleetplane.kernel.store.engines.postgres import WRITER, PostgresEngine
 from fleetplane.kernel.store.engines.postgres_line import LOADER, connect, translated
 from fleetplane.kernel.store.engines.postgres_schema import LOCK
+from fleetplane.kernel.store.servers.level import SUPPORTED
 
 DEADLINE_SECONDS = 60.0
 LOCKS = (
@@ -274,9 +275,9 @@ async def test_a_database_of_another_schema_is_left_alone(url: str) -> None:
         pass
     connection = await connect(url, {})
     await connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    await connection.execute("UPDATE usable SET oldest_level = 2")
+    await connection.execute(f"UPDATE usable SET oldest_level = {SUPPORTED.highest + 1}")
     await connection.close()
-    with pytest.raises(IntegrityError, match="schema 9999, which programs of level 2 and above can use"):
+    with pytest.raises(IntegrityError, match="schema 9999, which programs of level 3 and above can use"):
         await PostgresEngine.open(url)
 
 

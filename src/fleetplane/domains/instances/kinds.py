@@ -248,8 +248,12 @@ class InForce(msgspec.Struct, frozen=True, kw_only=True):
 
 Instance = Resource[InstanceSpec, InstanceStatus]
 
-INSTANCE: Kind[InstanceSpec, InstanceStatus] = Kind(name="instance", spec=InstanceSpec, status=InstanceStatus)
-GROUP: Kind[GroupOverride, Nothing] = Kind(name="instance-group", spec=GroupOverride, status=Nothing)
+INSTANCE: Kind[InstanceSpec, InstanceStatus] = Kind(
+    name="instance", spec=InstanceSpec, status=InstanceStatus, is_secret=True
+)
+GROUP: Kind[GroupOverride, Nothing] = Kind(
+    name="instance-group", spec=GroupOverride, status=Nothing, is_secret=True
+)
 TENANT: Kind[TenantSleep, Nothing] = Kind(name="instance-tenant", spec=TenantSleep, status=Nothing)
 PUBLIC_KEY: Kind[PublicKeyFile, Nothing] = Kind(name="instance-key", spec=PublicKeyFile, status=Nothing)
 OPERATOR: Kind[OperatorRecord, Nothing] = Kind(name="instance-operator", spec=OperatorRecord, status=Nothing)
@@ -263,7 +267,7 @@ IMAGE: Kind[ImageFound, Nothing] = Kind("instance-image", ImageFound, Nothing)
 all make files."""
 COMPLAINT: Kind[Complaint, Nothing] = Kind("instance-error", Complaint, Nothing)
 """By a digest of what it says, where servers share a database: all of them tell of it."""
-CONFIGURATION: Kind[InForce, Nothing] = Kind("instance-configuration", InForce, Nothing)
+CONFIGURATION: Kind[InForce, Nothing] = Kind("instance-configuration", InForce, Nothing, is_secret=True)
 """The document that is in force, by shard, where servers share a database."""
 
 KINDS = (

@@ -87,7 +87,7 @@ ROLLOUT: Kind[RolloutSpec, RolloutStatus] = Kind("rollout", RolloutSpec, Rollout
 ROLLOUT_TARGET: Kind[TargetSpec, TargetRecord] = Kind("rollout-target", TargetSpec, TargetRecord)
 ROLLOUT_POLICY: Kind[PolicySpec, Nothing] = Kind("rollout-policy", PolicySpec, Nothing)
 HOLD: Kind[HoldSpec, Nothing] = Kind("rollout-hold", HoldSpec, Nothing)
-KEPT: Kind[KeptSpec, Nothing] = Kind("rollout-version", KeptSpec, Nothing)
+KEPT: Kind[KeptSpec, Nothing] = Kind("rollout-version", KeptSpec, Nothing, is_secret=True)
 KINDS = (ROLLOUT, ROLLOUT_TARGET, ROLLOUT_POLICY, HOLD, KEPT)
 
 

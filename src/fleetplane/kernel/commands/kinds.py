@@ -64,8 +64,10 @@ class TargetStatus(msgspec.Struct, frozen=True, kw_only=True):
 Command = Resource[CommandSpec, CommandStatus]
 CommandTarget = Resource[TargetSpec, TargetStatus]
 
-COMMAND: Kind[CommandSpec, CommandStatus] = Kind("command", CommandSpec, CommandStatus)
-COMMAND_TARGET: Kind[TargetSpec, TargetStatus] = Kind("command-target", TargetSpec, TargetStatus)
+COMMAND: Kind[CommandSpec, CommandStatus] = Kind("command", CommandSpec, CommandStatus, is_secret=True)
+COMMAND_TARGET: Kind[TargetSpec, TargetStatus] = Kind(
+    "command-target", TargetSpec, TargetStatus, is_secret=True
+)
 
 
 def targets_scope(scope: str, command: str) -> str:

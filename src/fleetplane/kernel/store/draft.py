@@ -244,6 +244,15 @@ class Draft:
         self._resources[key] = made
         return made
 
+    def rewrite(self, key: Key) -> None:
+        """Store a resource again as it is, under a new revision: in the form that it has by now."""
+        current = self._get(key)
+        if current is not None and key not in self._resources:
+            self._before[key] = current
+            self._resources[key] = msgspec.structs.replace(current, revision=self._next)
+            self._renewed.add(key)
+            self._next += 1
+
     def delete(
         self, kind: Kind[SpecT, StatusT], scope: str, name: str, *, expect: int | None = None
     ) -> Resource[SpecT, StatusT]:
@@ -324,14 +333,16 @@ class Draft:
 
     # For the writer.
 
-    def finish(self, touches: Collection[Key]) -> Changes:
+    def finish(self, touches: Collection[Key], encode: Callable[[AnyResource], bytes] = encode) -> Changes:
         """The net difference; refuses one that was not announced.
 
         What was written and then taken back leaves its revision unused.
         """
         resources: list[Change] = []
         for key, after in self._resources.items():
-            resources += self._difference(key, self._before[key], after, touches)
+            for kind, told in self._difference(key, self._before[key], after, touches):
+                event = Event(type=kind, resource=told, revision=told.revision)
+                resources.append(Change(key=key, event=event, body=encode(told)))
         if len(resources) > 1:
             resources.sort(key=lambda change: change.event.revision)
         return Changes(
@@ -345,7 +356,7 @@ class Draft:
 
     def _difference(
         self, key: Key, before: AnyResource | None, after: AnyResource | None, touches: Collection[Key]
-    ) -> Iterable[Change]:
+    ) -> Iterable[tuple[EventType, AnyResource]]:
         same = before is not None and after is not None and before.uid == after.uid
         if before is after:
             return
@@ -354,14 +365,9 @@ class Draft:
         if key not in touches:
             raise UndeclaredChange(f"{key} was changed by a transaction that does not name it in its touches")
         if before is not None and not same:
-            yield _changed(key, EventType.DELETED, self._buried(before, self._deleted_at[key]))
+            yield EventType.DELETED, self._buried(before, self._deleted_at[key])
         if after is not None:
-            yield _changed(key, EventType.MODIFIED if same else EventType.ADDED, after)
-
-
-def _changed(key: Key, kind: EventType, resource: AnyResource) -> Change:
-    event = Event(type=kind, resource=resource, revision=resource.revision)
-    return Change(key=key, event=event, body=encode(resource))
+            yield EventType.MODIFIED if same else EventType.ADDED, after
 
 
 def merged(

@@ -27,6 +27,7 @@ from fleetplane.kernel.store.engine import (
     SecretRow,
     WriteGroup,
 )
+from fleetplane.kernel.store.servers import level
 from fleetplane.kernel.store.view import View
 from fleetplane.kernel.watch import Event, EventType
 
@@ -91,6 +92,13 @@ class Group:
     def owner(self, claim: Claim) -> str | None:
         return self._claims[claim] if claim in self._claims else self._view.claims.get(claim)
 
+    def _encode(self, resource: AnyResource) -> bytes:
+        """As it is stored: sealed if it may hold secrets, and everybody who reads it can open it."""
+        sealer = self._view.sealers.get(resource.kind)
+        if sealer is None or not level.sealed_since(self.get(level.KEY)):
+            return encode(resource)
+        return encode(resource, sealer)
+
     # Running.
 
     def run(
@@ -104,7 +112,7 @@ class Group:
             if isinstance(value, Coroutine):
                 value.close()
                 raise TypeError("a change is a plain function: it runs inside the writer and cannot wait")
-            changes = draft.finish(touches)
+            changes = draft.finish(touches, self._encode)
         except Exception as error:  # the caller's own; it is handed to the caller
             return Result(value=None, error=error, revision=self._revision, depends=depends)
         if changes:

@@ -20,6 +20,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -46,6 +47,7 @@ from fleetplane.kernel.resources import (
     StatusT,
     check_text,
 )
+from fleetplane.kernel.sealing import Sealer
 from fleetplane.kernel.store import lineage
 from fleetplane.kernel.store.applier import Applier
 from fleetplane.kernel.store.chain import adopt
@@ -58,7 +60,7 @@ from fleetplane.kernel.store.servers.level import Levels
 from fleetplane.kernel.store.settings import StoreSettings, StoreStatistics
 from fleetplane.kernel.store.transaction import Transaction
 from fleetplane.kernel.store.view import Index, View
-from fleetplane.kernel.store.writer import Writer
+from fleetplane.kernel.store.writer import TRIM_ROWS, Writer
 from fleetplane.kernel.watch import Event, EventType, Hub, Page, Watch
 
 if TYPE_CHECKING:
@@ -76,6 +78,8 @@ ever written to it: only then may a key be made."""
 REACH_SECONDS = 5.0
 """How long a cursor from the future is waited for: as long as a server goes on without its database."""
 REACH_LOOK_SECONDS = 0.05
+SEAL_BATCH = 100
+"""Resources of a transaction that seals what an earlier release stored in clear."""
 FRESH_RETRY_SECONDS = 0.5
 """Before secrets that could not be read are tried again."""
 SIGNATURES_KEPT = 1024
@@ -173,8 +177,13 @@ class Store:
                 ):
                     store.exclusive = True
                     keeper.follow(store._recorded)
-                    if store.level < settings.levels.highest:  # nobody else uses the file
-                        await store.rise(settings.levels.highest)
+                    await store.rise(settings.levels.highest)  # nobody else uses the file
+                    sealed = await store.seal_stored()
+                    await store.forget_unsealed(store.revision)
+                    if store.seals and (sealed or not await engine.is_scrubbed()):
+                        while await engine.trim(TRIM_ROWS) >= TRIM_ROWS:
+                            pass
+                        await engine.scrub()
                     yield store
             finally:
                 await engine.close()
@@ -206,12 +215,14 @@ class Store:
         audit_key: bytes = b"",
     ) -> Store:
         """A store that can be read and watched, and written to once it is known as whom."""
-        by_name = _by_name([*kinds, level.LEVEL])
+        sealer = Sealer(audit_key, clock) if audit_key else None
+        by_name = _by_name([*kinds, level.LEVEL], sealer)
         unlogged = [name for name, kind in by_name.items() if not kind.is_logged]
         loaded: dict[str, list[AnyResource]] = {name: [] for name in by_name}
         broken: IntegrityError | None = None
         async with engine.load(list(by_name)) as contents:
-            view = View(by_name, contents.kinds, unlogged, contents.first_revision)
+            sealers = {name: kind.sealer for name, kind in by_name.items() if kind.sealer is not None}
+            view = View(by_name, contents.kinds, unlogged, contents.first_revision, sealers)
             view.claims.update((Claim(*row[:4]), row.owner) for row in contents.claims)
             async for page in contents.resources:
                 for row in page:
@@ -349,13 +360,60 @@ class Store:
         """Raise the level: from the next group on, everybody may write what it brings."""
 
         def change(draft: Draft) -> bool:
-            if draft.level >= to:
+            found = draft.get(level.LEVEL, "", level.NAME)
+            since = level.sealed_since(found)
+            if not since and self._view.sealers and to >= level.SEALED:
+                since = draft.revision
+            spec = level.LevelSpec(max(to, level.of(found)), since)
+            if spec == (level.LevelSpec(level.FIRST) if found is None else found.spec):
                 return False
-            draft.put(level.LEVEL, "", level.NAME, spec=level.LevelSpec(to))
+            draft.put(level.LEVEL, "", level.NAME, spec=spec)
             return True
 
+        if to <= self.level and (self.seals or not self._view.sealers):
+            return
+        if self.levels == level.SUPPORTED and not self._view.sealers:
+            return  # all that this release's level brings is sealing, and there is nothing to seal
         if (await self.transact(change, actor=SYSTEM, action="store.rise", touches=[level.KEY])).value:
             log.info("store.level_rose", to=to)
+
+    @property
+    def seals(self) -> bool:
+        """Whether secret kinds are stored sealed."""
+        return self._sealed_since > 0
+
+    @property
+    def _sealed_since(self) -> int:
+        return level.sealed_since(self._view.get(level.KEY))
+
+    async def seal_stored(self) -> int:
+        """Seal what was written before secret kinds were; returns how many resources.
+
+        Each is written once more, as it is, so that it can be broken off and begun again.
+        """
+        since = self._sealed_since
+        found = [
+            one.key
+            for name in (self._view.sealers if since else ())
+            for one in self._view.of(name).list("")
+            if one.revision < since
+        ]
+        for start in range(0, len(found), SEAL_BATCH):
+            keys = found[start : start + SEAL_BATCH]
+
+            def change(draft: Draft, keys: Sequence[Key] = keys) -> None:
+                for key in keys:
+                    draft.rewrite(key)
+
+            await self.transact(change, actor=SYSTEM, action="store.seal", touches=keys)
+        if found:
+            log.info("store.sealed", resources=len(found))
+        return len(found)
+
+    async def forget_unsealed(self, until: int) -> None:
+        """Compact up to a revision at which all was sealed, unless that was done: the log had it in clear."""
+        if self._hub.compacted < self._sealed_since - 1:
+            await self.compact(until + 1)
 
     def get(self, kind: Kind[SpecT, StatusT], scope: str, name: str) -> Resource[SpecT, StatusT] | None:
         return self._view.of(kind.name).live.get((scope, name))
@@ -705,9 +763,11 @@ def _is_worth_telling(event: Event, after: int) -> bool:
     return event.resource.spec is not None
 
 
-def _by_name(kinds: Iterable[AnyKind]) -> dict[str, AnyKind]:
+def _by_name(kinds: Iterable[AnyKind], sealer: Sealer | None) -> dict[str, AnyKind]:
     by_name: dict[str, AnyKind] = {}
     for kind in kinds:
         if by_name.setdefault(kind.name, kind) is not kind:
             raise SettingsError(f"two kinds are called {kind.name}")
-    return by_name
+    if sealer is None:
+        return by_name
+    return {name: replace(kind, sealer=sealer) if kind.is_secret else kind for name, kind in by_name.items()}

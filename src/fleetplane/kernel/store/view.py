@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from fleetplane.kernel.access import EVERYWHERE
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.resources import AnyResource, Key
+from fleetplane.kernel.sealing import Sealer
 from fleetplane.kernel.store.engine import Claim
 
 LISTS_PER_KIND_LIMIT = 64
@@ -123,11 +124,14 @@ class View:
         revisions: dict[str, int],
         unlogged: Collection[str] = (),
         first_revision: int = 0,
+        sealers: Mapping[str, Sealer] | None = None,
     ) -> None:
         # Also of a kind of which there never was any: a list of nothing is of this lineage, too.
         self._kinds = {kind: KindView(revisions.get(kind, first_revision)) for kind in kinds}
         self.unlogged = frozenset(unlogged)
         """Kinds of which the log has no content."""
+        self.sealers = sealers or {}
+        """Of each kind that is stored sealed once the level allows it."""
         self.claims: dict[Claim, str] = {}
         """Who holds each unique value."""
 

@@ -37,7 +37,7 @@ class BoardRunSpec(RunSpec, frozen=True):
     order: BoardProgram
 
 
-BOARD_RUN: RunKind[BoardRunSpec] = Kind("board-run", BoardRunSpec, RunStatus)
+BOARD_RUN: RunKind[BoardRunSpec] = Kind("board-run", BoardRunSpec, RunStatus, is_secret=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,9 @@ class OperationStatus(Spec, frozen=True):
 
 
 Operation = Resource[OperationSpec, OperationStatus]
-OPERATION: Kind[OperationSpec, OperationStatus] = Kind("board-operation", OperationSpec, OperationStatus)
+OPERATION: Kind[OperationSpec, OperationStatus] = Kind(
+    "board-operation", OperationSpec, OperationStatus, is_secret=True
+)
 
 
 def status_of(operation: Operation) -> OperationStatus:

@@ -113,6 +113,8 @@ class AppliedStatus(Spec, frozen=True):
 BoardSet = Resource[BoardSetSpec, Nothing]
 Applied = Resource[AppliedSpec, AppliedStatus]
 
-BOARD_SET: Kind[BoardSetSpec, Nothing] = Kind("board-set", BoardSetSpec, Nothing)
-BOARD_APPLIED: Kind[AppliedSpec, AppliedStatus] = Kind("board-applied", AppliedSpec, AppliedStatus)
+BOARD_SET: Kind[BoardSetSpec, Nothing] = Kind("board-set", BoardSetSpec, Nothing, is_secret=True)
+BOARD_APPLIED: Kind[AppliedSpec, AppliedStatus] = Kind(
+    "board-applied", AppliedSpec, AppliedStatus, is_secret=True
+)
 KINDS = (BOARD_SET, BOARD_APPLIED)

@@ -53,7 +53,7 @@ class ConfigLayerSpec(Spec, frozen=True):
 
 
 ConfigLayer = Resource[ConfigLayerSpec, Nothing]
-CONFIG_LAYER: Kind[ConfigLayerSpec, Nothing] = Kind("edge-config", ConfigLayerSpec, Nothing)
+CONFIG_LAYER: Kind[ConfigLayerSpec, Nothing] = Kind("edge-config", ConfigLayerSpec, Nothing, is_secret=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ class EdgeRunSpec(RunSpec, frozen=True):
     security_context: str
 
 
-EDGE_RUN: RunKind[EdgeRunSpec] = Kind("edge-run", EdgeRunSpec, RunStatus)
+EDGE_RUN: RunKind[EdgeRunSpec] = Kind("edge-run", EdgeRunSpec, RunStatus, is_secret=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

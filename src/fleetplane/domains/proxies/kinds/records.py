@@ -508,21 +508,27 @@ AGENT: Kind[AgentSpec, AgentStatus] = Kind("proxy-agent", AgentSpec, AgentStatus
 AGENT_TOKEN: Kind[AgentTokenSpec, AgentTokenStatus] = Kind(
     "proxy-agent-token", AgentTokenSpec, AgentTokenStatus
 )
-VIRTUAL_HOST: Kind[VirtualHostSpec, Nothing] = Kind("proxy-virtual-host", VirtualHostSpec, Nothing)
-UPSTREAM: Kind[UpstreamSpec, Nothing] = Kind("proxy-upstream", UpstreamSpec, Nothing)
-ACCESS_LIST: Kind[AccessListSpec, Nothing] = Kind("proxy-access-list", AccessListSpec, Nothing)
+VIRTUAL_HOST: Kind[VirtualHostSpec, Nothing] = Kind(
+    "proxy-virtual-host", VirtualHostSpec, Nothing, is_secret=True
+)
+UPSTREAM: Kind[UpstreamSpec, Nothing] = Kind("proxy-upstream", UpstreamSpec, Nothing, is_secret=True)
+ACCESS_LIST: Kind[AccessListSpec, Nothing] = Kind(
+    "proxy-access-list", AccessListSpec, Nothing, is_secret=True
+)
 DNS_ZONE: Kind[DnsZoneSpec, Nothing] = Kind("proxy-dns-zone", DnsZoneSpec, Nothing)
-STREAM: Kind[StreamSpec, Nothing] = Kind("proxy-stream", StreamSpec, Nothing)
+STREAM: Kind[StreamSpec, Nothing] = Kind("proxy-stream", StreamSpec, Nothing, is_secret=True)
 CERTIFICATE: Kind[CertificateSpec, CertificateStatus] = Kind(
     "proxy-certificate", CertificateSpec, CertificateStatus
 )
-SETTINGS: Kind[SettingsSpec, Nothing] = Kind("proxy-settings", SettingsSpec, Nothing)
-CONFIG_PART: Kind[PartSpec, Nothing] = Kind("proxy-config-part", PartSpec, Nothing, is_logged=False)
+SETTINGS: Kind[SettingsSpec, Nothing] = Kind("proxy-settings", SettingsSpec, Nothing, is_secret=True)
+CONFIG_PART: Kind[PartSpec, Nothing] = Kind(
+    "proxy-config-part", PartSpec, Nothing, is_logged=False, is_secret=True
+)
 CONFIG_VERSION: Kind[ConfigVersionSpec, Nothing] = Kind(
     "proxy-config-version", ConfigVersionSpec, Nothing, is_logged=False
 )
 DEPLOYMENT: Kind[DeploymentSpec, DeploymentStatus] = Kind(
-    "proxy-deployment", DeploymentSpec, DeploymentStatus
+    "proxy-deployment", DeploymentSpec, DeploymentStatus, is_secret=True
 )
 AUDIT_NOTE: Kind[AuditNoteSpec, Nothing] = Kind("proxy-audit-note", AuditNoteSpec, Nothing)
 QUOTA_NOTE: Kind[QuotaNoteSpec, Nothing] = Kind("proxy-quota-note", QuotaNoteSpec, Nothing)

@@ -48,6 +48,8 @@ READERS = 3
 READER_WAIT_SECONDS = 30.0
 LOAD_PAGE_ROWS = 1000
 
+SCRUBBED = 1
+"""The `user_version` of a file that has never had, or no longer has, unsealed bodies in free pages."""
 _CHANGE = [schema.LOG.c[name] for name in LogRow._fields]
 
 
@@ -109,6 +111,17 @@ class SqliteEngine:
     async def trim(self, limit: int) -> int:
         with _translated(self._path):
             return await self._writer.trim(limit)
+
+    async def is_scrubbed(self) -> bool:
+        """Whether nothing that was deleted before bodies were sealed is left in free pages."""
+        async with self._reading() as reader:
+            found: int = (await reader.exec_driver_sql("PRAGMA user_version")).scalar_one()
+        return found >= SCRUBBED
+
+    async def scrub(self) -> None:
+        """Make the file anew, without free pages and what is left in them; nothing else uses it meanwhile."""
+        with _translated(self._path):
+            await self._writer.run(_scrub)
 
     # Reading.
 
@@ -262,6 +275,12 @@ async def _first_transaction(
             return [row for row in found if row.transaction == found[0].transaction]
 
 
+def _scrub(connection: sqlite3.Connection) -> None:
+    connection.execute("VACUUM")
+    connection.execute(f"PRAGMA user_version = {SCRUBBED}")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 async def _mark(connection: AsyncConnection) -> Mark:
     query = select(schema.GROUPS).order_by(schema.GROUPS.c.number.desc()).limit(1)
     row = (await connection.execute(query)).one_or_none()
@@ -336,6 +355,7 @@ async def _bring_up_to_date(connection: AsyncConnection, path: Path, first_revis
 async def _create(connection: AsyncConnection, first_revision: int) -> None:
     await connection.exec_driver_sql("BEGIN IMMEDIATE")
     await connection.run_sync(schema.METADATA.create_all, checkfirst=False)
+    await connection.exec_driver_sql(f"PRAGMA user_version = {SCRUBBED}")
     await connection.exec_driver_sql(
         "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"
     )

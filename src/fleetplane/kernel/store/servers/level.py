@@ -31,13 +31,17 @@ class Levels(NamedTuple):
         return str(self.highest) if self.lowest == self.highest else f"{self.lowest} to {self.highest}"
 
 
-SUPPORTED = Levels(lowest=FIRST, highest=FIRST)
+SEALED = 2
+"""From which on kinds that may hold secrets are stored sealed."""
+SUPPORTED = Levels(lowest=FIRST, highest=SEALED)
 """By this release. One that writes something new raises the highest; one that no longer reads what an old
 release wrote raises the lowest."""
 
 
 class LevelSpec(msgspec.Struct, frozen=True):
     number: int
+    sealed_since: int = 0
+    """The revision from which on secret kinds are stored sealed; 0 while they are not."""
 
 
 LEVEL: Kind[LevelSpec, Nothing] = Kind("store-level", LevelSpec, Nothing)
@@ -48,6 +52,11 @@ KEY: Key = LEVEL.key("", NAME)
 def of(resource: AnyResource | None) -> int:
     """The level that is stored, or the first."""
     return FIRST if resource is None else int(resource.spec.number)
+
+
+def sealed_since(resource: AnyResource | None) -> int:
+    """The revision from which on secret kinds are stored sealed; 0 while they are not."""
+    return 0 if resource is None else int(resource.spec.sealed_since)
 
 
 def common(supported: Iterable[Levels]) -> int | None:

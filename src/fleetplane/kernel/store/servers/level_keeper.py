@@ -19,6 +19,8 @@ from fleetplane.kernel.store.store import Store
 log = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 1.0
+FORGET_SECONDS = 60.0
+"""After the last write that sealed: a server that has not read it by then begins anew."""
 
 
 class LevelKeeper:
@@ -30,6 +32,8 @@ class LevelKeeper:
         """What all servers that run support."""
         self._since = 0.0
         """For how long they have, by the monotonic clock."""
+        self._sealed: tuple[float, int] | None = None
+        """When all that is stored was found sealed, and the revision then."""
 
     def __repr__(self) -> str:
         return f"<LevelKeeper level={self._store.level} possible={self._possible}>"
@@ -39,9 +43,20 @@ class LevelKeeper:
         while True:
             try:
                 await self._look()
+                await self._seal()
             except Unavailable as error:
                 log.warning("store.level_not_raised", error=error.message)
             await self._store.clock.sleep(LOOK_SECONDS)
+
+    async def _seal(self) -> None:
+        """Seal what was stored before the level rose, and let go of its history once servers have read on."""
+        now = self._store.clock.monotonic()
+        if self._sealed is None:
+            if self._store.seals:
+                await self._store.seal_stored()
+                self._sealed = now, self._store.revision
+        elif now - self._sealed[0] >= FORGET_SECONDS:
+            await self._store.forget_unsealed(self._sealed[1])
 
     async def _look(self) -> None:
         store, engine = self._store, self._store.shared_engine

@@ -58,7 +58,7 @@ class Standby:
         time = DatabaseClock(clock)
         store = await Store.loaded(engine, settings, kinds=kinds, clock=time, audit_key=audit_key)
         store.shared = True
-        follower = Follower(engine, store._applier, {kind.name: kind for kind in kinds})
+        follower = Follower(engine, store._applier, store._kinds)
         if bus is not None:
             store.bell = Doorbell(
                 bus, store.lineage, clock, known=lambda: store._applier.mark.number, read=follower.catch_up
