@@ -70,7 +70,8 @@ async def test_a_later_client_reads_what_is_there(api: DeviceApi, name: str) -> 
     await api.register("gpu-1", spec=gpu_pb2.GpuSpec(uuid="GPU-1"))
     answer = gpu_pb2.ListGpusResponse.FromString(await call(api, SENTINEL + "ListGpus", LISTS[name]))
     [gpu] = answer.gpu_list.items
-    assert (gpu.metadata.name, gpu.metadata.namespace, gpu.spec.uuid) == ("gpu-1", "default", "GPU-1")
+    namespace = "default" if name == "a namespace" else ""
+    assert (gpu.metadata.name, gpu.metadata.namespace, gpu.spec.uuid) == ("gpu-1", namespace, "GPU-1")
     assert gpu.metadata.uid
     assert gpu.metadata.generation == 1
     assert gpu.metadata.creation_timestamp.seconds > 0
@@ -131,6 +132,23 @@ async def test_a_caller_or_the_setting_can_say_which_it_is(api: DeviceApi, tmp_p
         await other.register("gpu-1")
         answer = await call(other, SENTINEL + "GetGpu", b"\x0a\x05gpu-1")
         assert gpu_pb2.GetGpuResponse.FromString(answer).gpu.metadata.name == "gpu-1"
+
+
+@pytest.mark.parametrize("options", [b"\x12\x00", b"\x12\x03\x0a\x010", b"\x0a\x00"])
+async def test_a_later_informer_that_asks_for_initial_events_is_told_to_list(
+    api: DeviceApi, options: bytes
+) -> None:
+    await api.register("gpu-1")
+    stream: Any = api.channel.unary_stream(SENTINEL + "WatchGpus")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stream(options).read()
+    # Of OUT_OF_RANGE, RESOURCE_EXHAUSTED and INVALID_ARGUMENT its reflector would ask for the same again.
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "list first" in str(caught.value.details())
+    watch = stream(options, metadata=[("x-device-api-dialect", "later")])
+    event = gpu_pb2.WatchGpusResponse.FromString(await watch.read())
+    assert (event.type, event.object.metadata.name) == ("ADDED", "gpu-1")
+    watch.cancel()
 
 
 async def test_an_informer_lists_watches_from_there_and_sees_every_change(api: DeviceApi) -> None:

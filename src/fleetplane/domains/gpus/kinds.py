@@ -44,3 +44,14 @@ class Report:
 
     conditions: tuple[Condition, ...]
     recommended_action: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replacement:
+    """A new spec, or a new status if there is a report, of the GPU that has that uid and version."""
+
+    uid: str = ""
+    """Empty if any will do."""
+    version: int | None = None
+    uuid: str | None = None
+    report: Report | None = None

@@ -13,7 +13,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fleetplane.domains.gpus import rules
-from fleetplane.domains.gpus.kinds import GPU, PROVIDER_LABEL, REGISTRANT_LABEL, SCOPE, Gpu, GpuSpec, Report
+from fleetplane.domains.gpus.kinds import (
+    GPU,
+    PROVIDER_LABEL,
+    REGISTRANT_LABEL,
+    SCOPE,
+    Gpu,
+    GpuSpec,
+    Replacement,
+    Report,
+)
 from fleetplane.domains.gpus.leases import PROVIDER_LEASE, expire, is_silent, lease_key, revive
 from fleetplane.domains.gpus.rules import GpuPolicy, State
 from fleetplane.kernel.errors import Conflict, InvalidArgument, NotFound, PermissionDenied, ResourceExhausted
@@ -193,40 +202,24 @@ class Gpus:
         return done.value
 
     async def replace(
-        self,
-        name: str,
-        *,
-        actor: str,
-        operation: str,
-        uid: str = "",
-        version: int | None = None,
-        uuid: str | None = None,
-        report: Report | None = None,
+        self, name: str, wanted: Replacement | Callable[[Gpu], Replacement], *, actor: str, operation: str
     ) -> Gpu:
-        """Replace the spec, or the status if there is a report, of the GPU that has that uid and version."""
+        """Replace the spec, or the status if there is a report, as is given or made of the present GPU."""
 
         def change(draft: Draft) -> Gpu:
             present = draft.get(GPU, SCOPE, name)
             if present is None:
                 raise _not_found(name)
-            if uid and uid != present.uid:
-                raise InvalidArgument(
-                    f"uid is {present.uid}, and cannot be changed", field="gpu.metadata.uid"
-                )
-            if version is not None and version != present.revision:
-                raise Conflict(
-                    f"GPU {name!r} is at resource_version {present.revision}, not {version}",
-                    field="resource_version",
-                    hint="read it again and decide anew",
-                )
-            if report is not None:
-                state = rules.set_status(rules.stamped(report, now_ns=draft.now_ns))
+            new = wanted(present) if callable(wanted) else wanted
+            _require(present, uid=new.uid, version=new.version)
+            if new.report is not None:
+                state = rules.set_status(rules.stamped(new.report, now_ns=draft.now_ns))
                 return _put(draft, present, state, renew=True)
             return draft.put(
                 GPU,
                 SCOPE,
                 name,
-                spec=GpuSpec(uuid=uuid),
+                spec=GpuSpec(uuid=new.uuid),
                 status=present.status,
                 conditions=present.conditions,
                 labels=present.labels,
@@ -246,11 +239,16 @@ class Gpus:
                 hint="unregister GPUs that are gone, or raise gpus.max_gpus",
             )
 
-    async def unregister(self, name: str, *, provider: str = "", actor: str) -> bool:
+    async def unregister(
+        self, name: str, *, provider: str = "", uid: str = "", version: int | None = None, actor: str
+    ) -> bool:
         def change(draft: Draft) -> bool:
             present = draft.get(GPU, SCOPE, name)
             if present is None:
                 return False
+            if uid and uid != present.uid:
+                raise Conflict(f"GPU {name!r} has the uid {present.uid}, not {uid[:64]}", field="opts.uid")
+            _require(present, version=version)
             owner = present.labels.get(REGISTRANT_LABEL, "")
             if provider and owner not in ("", provider) and not self._policy.shared_writes:
                 raise PermissionDenied(
@@ -400,6 +398,18 @@ class Gpus:
 
 def _not_found(name: str) -> NotFound:
     return NotFound("gpu not found", field="name", details={"name": name})
+
+
+def _require(gpu: Gpu, *, uid: str = "", version: int | None) -> None:
+    """Refuse a write that is meant for another GPU of that name, or for another version of it."""
+    if uid and uid != gpu.uid:
+        raise InvalidArgument(f"uid is {gpu.uid}, and cannot be changed", field="gpu.metadata.uid")
+    if version is not None and version != gpu.revision:
+        raise Conflict(
+            f"GPU {gpu.name!r} is at resource_version {gpu.revision}, not {version}",
+            field="resource_version",
+            hint="read it again and decide anew",
+        )
 
 
 def _keys(*names: str) -> list[Key]:

@@ -99,6 +99,7 @@ BLUEPRINT = Blueprint(
                 ("nvidia.nvsentinel.v1alpha1", "GpuService/UpdateGpu", WRITE),
                 ("nvidia.nvsentinel.v1alpha1", "GpuService/UpdateGpuStatus", WRITE),
                 ("nvidia.nvsentinel.v1alpha1", "GpuService/DeleteGpu", WRITE),
+                ("nvidia.nvsentinel.v1alpha1", "GpuService/PatchGpu", WRITE),
             )
         ),
         *figures.ROWS,
@@ -195,7 +196,7 @@ class GpuDomain:
             Service(
                 listener=LISTENER,
                 descriptor=_FIRST,
-                raw_requests=("GetGpu", "ListGpus", "WatchGpus"),
+                raw_requests=("GetGpu", "ListGpus", "WatchGpus", "CreateGpu", "UpdateGpu", "UpdateGpuStatus"),
                 servicer=SentinelGpuService(self._reader, self._gpus, generation),
             ),
             Service(

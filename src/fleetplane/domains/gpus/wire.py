@@ -1,7 +1,6 @@
 """Protobuf to kinds and back, for every dialect of the device API. Pure.
 
-Five dialects share one store. Their requests can be read by one parser; their answers differ
-in where a GPU keeps its name and version:
+Six dialects share one store. Their answers differ in where a GPU keeps its name and version:
 
 | dialect  | Gpu                                                   | GpuList            |
 |----------|-------------------------------------------------------|--------------------|
@@ -12,7 +11,7 @@ in where a GPU keeps its name and version:
 | later    | metadata{name, version, namespace, uid, ...}, spec, status | metadata, items=2 |
 
 `superset` is what the original's generated clients read, plus the name where JSON readers
-look for it. `meta` is byte for byte what the original sends. `first` and `later` are generations of
+look for it. `meta` is byte for byte what the original sends. `first`, `later` and `typed` are generations of
 the package `nvidia.nvsentinel.v1alpha1`; see `generations`. A wrong dialect does not fail, it yields
 garbage, so the choice is always explicit: by request metadata, by listener setting, by package, or by
 what a request carries.
@@ -21,14 +20,14 @@ what a request carries.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fleetplane.domains.gpus.kinds import Gpu, Report
-from fleetplane.gen.fleetplane.device.v1alpha1 import named_pb2
+from fleetplane.domains.gpus.kinds import Gpu, Replacement, Report
+from fleetplane.gen.fleetplane.device.v1alpha1 import named_pb2, typed_pb2
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
 from fleetplane.kernel.errors import InvalidArgument
@@ -53,7 +52,10 @@ MAX_REPORT_BYTES = 65_536  # of one reported status; as many as conditions may g
 MAX_HEARTBEAT_NAMES = 4096
 
 NAMESPACE = "default"
-"""Where every GPU of a node lies, for clients that know namespaces."""
+"""Where every GPU of a node lies, for clients that name a namespace; to others GPUs have none."""
+GPU_KIND, GPU_API_VERSION = "GPU", "device.nvidia.com/v1alpha1"
+INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+"""The annotation of the bookmark after the initial events of a watch."""
 CONTINUE_FIELD = 1000
 """Of `ListMeta`: what to ask the next page with."""
 
@@ -66,10 +68,17 @@ class Dialect(StrEnum):
     NAME = "name"
     FIRST = "first"
     LATER = "later"
+    LATER_NAMESPACED = "later-namespaced"
+    """`later`, to a client that named the namespace."""
+    TYPED = "typed"
 
 
 SELECTABLE = (Dialect.SUPERSET, Dialect.META, Dialect.NAME)
-"""What a caller or a listener may ask for; `first` is chosen by its package alone."""
+"""What a caller or a listener may ask for; the others are chosen within their package."""
+
+VERSIONED_LISTS = frozenset({Dialect.SUPERSET, Dialect.LATER, Dialect.LATER_NAMESPACED, Dialect.TYPED})
+ITEMS_FIELD = {Dialect.NAME: 1, Dialect.FIRST: 1, Dialect.TYPED: 3}
+"""Of `GpuList`, where it is not 2; the list's metadata stands before."""
 
 
 def dialect(text: str) -> Dialect:
@@ -130,13 +139,7 @@ def uuid(spec: gpu_pb2.GpuSpec) -> str:
 
 def resource_version(text: str) -> int | None:
     """The version to resume after, or None for a fresh start."""
-    if text in ("", "0"):
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise InvalidArgument(
-            f'invalid resource_version "{text[:40]}": must be numeric', field="opts.resource_version"
-        )
-    return int(text)
+    return None if text in ("", "0") else written_version(text, "opts.resource_version")
 
 
 def condition(message: gpu_pb2.Condition, *, writer: str, field: str = "condition") -> Condition:
@@ -180,19 +183,8 @@ def report(message: gpu_pb2.GpuStatus, *, writer: str, field: str = "status") ->
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedGpu:
-    """A GPU as a client of the writing generations sends it."""
-
-    name: str
-    uid: str
-    version: int | None
-    """That it was read at; None if any will do."""
-    uuid: str | None
-    report: Report | None
-
-
-def asked_gpu(message: gpu_pb2.Gpu) -> AskedGpu:
+def asked_gpu(message: gpu_pb2.Gpu) -> tuple[str, Replacement]:
+    """Name and content of a GPU as a client of the writing generations sends it."""
     meta = message.metadata
     if not meta.name:
         raise InvalidArgument("gpu.metadata.name is required", field="gpu.metadata.name")
@@ -201,18 +193,49 @@ def asked_gpu(message: gpu_pb2.Gpu) -> AskedGpu:
             f"namespace {meta.namespace[:64]!r}: every GPU is in {NAMESPACE}", field="gpu.metadata.namespace"
         )
     version = meta.resource_version or str(message.resource_version or "")
-    if version and not (version.isascii() and version.isdecimal() and len(version) < 20):
-        raise InvalidArgument(
-            f'invalid resource_version "{version[:40]}": must be numeric',
-            field="gpu.metadata.resource_version",
-        )
-    return AskedGpu(
-        name=gpu_name(meta.name),
+    return gpu_name(meta.name), Replacement(
         uid=meta.uid,
-        version=int(version) if version else None,
+        version=written_version(version, "gpu.metadata.resource_version"),
         uuid=uuid(message.spec) if message.HasField("spec") else None,
         report=report(message.status, writer="", field="gpu.status") if message.HasField("status") else None,
     )
+
+
+def written_version(text: str, field: str) -> int | None:
+    """The version that a write is meant for; None if it is meant for any."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise InvalidArgument(f'invalid resource_version "{text[:40]}": must be numeric', field=field)
+    return int(text)
+
+
+def untyped(gpu: typed_pb2.TypedGpu) -> gpu_pb2.Gpu:
+    """The GPU of a typed write in the numbers of the generation before."""
+    meta = gpu.object_meta
+    for field in ("labels", "annotations"):
+        if getattr(meta, field):
+            raise InvalidArgument(
+                "GPUs have no labels and annotations here; send none", field=f"gpu.object_meta.{field}"
+            )
+    message = gpu_pb2.Gpu(
+        metadata=gpu_pb2.ObjectMeta(
+            name=meta.name, resource_version=meta.resource_version, namespace=meta.namespace, uid=meta.uid
+        )
+    )
+    if gpu.HasField("spec"):
+        message.spec.SetInParent()
+        message.spec.uuid = gpu.spec.uuid
+    if gpu.HasField("status"):
+        message.status.SetInParent()
+        message.status.recommended_action = gpu.status.recommended_action
+        for said in gpu.status.conditions:
+            entry = message.status.conditions.add(
+                type=said.type, status=said.status, reason=said.reason, message=said.message
+            )
+            if said.HasField("last_transition_time"):
+                entry.last_transition_time.CopyFrom(said.last_transition_time)
+    return message
 
 
 def required_report(request: gpu_pb2.ReplaceGpuStatusRequest) -> Report:
@@ -229,10 +252,12 @@ def _nanoseconds(timestamp: Timestamp, field: str) -> int:
 
 # To the wire.
 
+AnyGpu = gpu_pb2.Gpu | named_pb2.NamedGpu | first_pb2.Gpu | typed_pb2.TypedGpu
+
 
 def encode_gpu(gpu: Gpu, dialect: Dialect) -> bytes:
     """The `Gpu` message of one dialect."""
-    message: gpu_pb2.Gpu | named_pb2.NamedGpu | first_pb2.Gpu
+    message: AnyGpu
     match dialect:
         case Dialect.SUPERSET:
             message = gpu_pb2.Gpu(
@@ -246,25 +271,33 @@ def encode_gpu(gpu: Gpu, dialect: Dialect) -> bytes:
             message = named_pb2.NamedGpu(name=gpu.name, resource_version=gpu.revision)
         case Dialect.FIRST:
             message = first_pb2.Gpu(name=gpu.name)
-        case Dialect.LATER:
-            message = gpu_pb2.Gpu(metadata=_object_meta(gpu))
+        case Dialect.LATER | Dialect.LATER_NAMESPACED:
+            namespace = NAMESPACE if dialect is Dialect.LATER_NAMESPACED else ""
+            message = gpu_pb2.Gpu(metadata=gpu_pb2.ObjectMeta(namespace=namespace, **_object_meta(gpu)))
+        case Dialect.TYPED:
+            message = typed_pb2.TypedGpu(
+                type_meta=_type_meta(GPU_KIND), object_meta=typed_pb2.TypedObjectMeta(**_object_meta(gpu))
+            )
     _fill(message, gpu)
     return message.SerializeToString()
 
 
-def _object_meta(gpu: Gpu) -> gpu_pb2.ObjectMeta:
+def _object_meta(gpu: Gpu) -> dict[str, Any]:
     seconds, nanos = divmod(gpu.created_at_ns, NS)
-    return gpu_pb2.ObjectMeta(
-        name=gpu.name,
-        resource_version=str(gpu.revision),
-        namespace=NAMESPACE,
-        uid=gpu.uid,
-        generation=gpu.generation,
-        creation_timestamp=Timestamp(seconds=seconds, nanos=nanos),
-    )
+    return {
+        "name": gpu.name,
+        "resource_version": str(gpu.revision),
+        "uid": gpu.uid,
+        "generation": gpu.generation,
+        "creation_timestamp": Timestamp(seconds=seconds, nanos=nanos),
+    }
 
 
-def _fill(message: gpu_pb2.Gpu | named_pb2.NamedGpu | first_pb2.Gpu, gpu: Gpu) -> None:
+def _type_meta(kind: str) -> typed_pb2.TypeMeta:
+    return typed_pb2.TypeMeta(kind=kind, api_version=GPU_API_VERSION)
+
+
+def _fill(message: AnyGpu, gpu: Gpu) -> None:
     if gpu.spec.uuid is not None:
         message.spec.SetInParent()
         message.spec.uuid = gpu.spec.uuid
@@ -303,14 +336,23 @@ def encode_get(gpu: bytes) -> bytes:
 
 def encode_list(gpus: list[bytes], version: int, dialect: Dialect, *, more: str = "") -> bytes:
     """`ListGpusResponse` around encoded GPUs; `more` is what the next page is asked with."""
-    items = 1 if dialect in (Dialect.NAME, Dialect.FIRST) else 2
+    items = ITEMS_FIELD.get(dialect, 2)
     body = b"".join(_nested(items, gpu) for gpu in gpus)
-    if dialect in (Dialect.SUPERSET, Dialect.LATER) or more:
+    if dialect in VERSIONED_LISTS or more:
         metadata = _nested(1, str(version).encode())
         if more:
             metadata += _nested(CONTINUE_FIELD, more.encode())
-        body = _nested(1, metadata) + body
+        body = _nested(items - 1, metadata) + body
+    if dialect is Dialect.TYPED:
+        body = _nested(1, _type_meta(f"{GPU_KIND}List").SerializeToString()) + body
     return _nested(1, body)
+
+
+def initial_events_end(version: int) -> bytes:
+    """The `BOOKMARK` event that ends the initial events of a typed watch."""
+    meta = typed_pb2.TypedObjectMeta(resource_version=str(version), annotations={INITIAL_EVENTS_END: "true"})
+    gpu = typed_pb2.TypedGpu(type_meta=_type_meta(GPU_KIND), object_meta=meta)
+    return encode_event("BOOKMARK", gpu.SerializeToString())
 
 
 def encode_event(event_type: str, gpu: bytes) -> bytes:

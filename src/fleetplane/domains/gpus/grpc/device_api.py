@@ -7,16 +7,18 @@ listener's setting.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 
 from google.protobuf.empty_pb2 import Empty
 
 from fleetplane.domains.gpus import wire
-from fleetplane.domains.gpus.grpc import generations
+from fleetplane.domains.gpus.grpc import generations, patches
 from fleetplane.domains.gpus.grpc.encodings import Encodings
 from fleetplane.domains.gpus.grpc.generations import Generation, Page
-from fleetplane.domains.gpus.kinds import GPU, SCOPE, Gpu
+from fleetplane.domains.gpus.kinds import GPU, SCOPE, Gpu, Replacement
 from fleetplane.domains.gpus.providers import ProviderLeases
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.wire import Dialect
@@ -92,30 +94,51 @@ class GpuReader:
             self._ordered = (snapshot, sorted(snapshot, key=lambda gpu: gpu.revision))
         return self._ordered[1]
 
-    async def watch(self, after: int | None, dialect: Dialect, context: CallContext) -> AsyncIterator[Framed]:
-        """Everything that is, then everything that changes; only the latter after a version."""
+    async def watch(
+        self,
+        after: int | None,
+        dialect: Dialect,
+        context: CallContext,
+        *,
+        initial_events: bool = False,
+        timeout_seconds: float = 0.0,
+    ) -> AsyncIterator[Framed]:
+        """Everything that is, then everything that changes; only the latter after a version.
+
+        With `initial_events` it begins with everything, and a bookmark says where that ends.
+        """
         await context.send_initial_metadata(())
         encodings, audience = self._encodings[dialect], self._audiences[dialect]
         await self._gpus.settled()
         snapshot: Sequence[Gpu] = ()
-        if after is None:
+        revision = 0 if after is None else await self._resume_from(after)
+        if after is None or initial_events:
             revision, snapshot = self._store.snapshot(GPU, SCOPE)
             snapshot = self._in_order(snapshot)
-        else:
-            revision = await self._resume_from(after)
         with self._store.watch(GPU, SCOPE, after=revision) as watch:
             self._watches.add(watch)
+            ending = (
+                asyncio.get_running_loop().call_later(timeout_seconds, watch.close)
+                if timeout_seconds
+                else None
+            )
             try:
                 for start in range(0, len(snapshot), SNAPSHOT_CHUNK):
                     chunk = snapshot[start : start + SNAPSHOT_CHUNK]
                     self.events_sent["ADDED"] += len(chunk)
                     yield Framed.join([encodings.added(gpu) for gpu in chunk])
+                if initial_events:
+                    yield Framed(wire.initial_events_end(revision))
                 watch.push_to(context.push_shared, audience)
                 async for batch in watch:
                     audience.told(batch, 1)
                     yield encodings.events(batch)
             finally:
                 self._watches.discard(watch)
+                if ending is not None:
+                    ending.cancel()
+        if ending is not None and ending.when() <= asyncio.get_running_loop().time():
+            return  # as long as it was to be
         raise Unavailable(f"this server ends its watches; watch again from resource_version {watch.revision}")
 
     async def _resume_from(self, after: int) -> int:
@@ -149,31 +172,23 @@ class GpuService:
         return await self._reader.list(self._spoken(context), generations.page(request.opts))
 
     async def CreateGpu(self, request: gpu_pb2.CreateGpuRequest, context: CallContext) -> Framed:
-        asked = wire.asked_gpu(request.gpu)
+        name, asked = wire.asked_gpu(request.gpu)
         gpu, created = await self._gpus.create(
-            asked.name, uuid=asked.uuid, report=asked.report, actor=context.principal.name
+            name, uuid=asked.uuid, report=asked.report, actor=context.principal.name
         )
         return self._framed(gpu, context, b"\x10\x01" if created else b"")
 
     async def UpdateGpu(self, request: gpu_pb2.UpdateGpuRequest, context: CallContext) -> Framed:
-        asked = wire.asked_gpu(request.gpu)
-        gpu = await self._gpus.replace(
-            asked.name,
-            uid=asked.uid,
-            version=asked.version,
-            uuid=asked.uuid,
-            operation="update_spec",
-            actor=context.principal.name,
-        )
+        name, asked = wire.asked_gpu(request.gpu)
+        wanted = replace(asked, report=None)
+        gpu = await self._gpus.replace(name, wanted, operation="update_spec", actor=context.principal.name)
         return self._framed(gpu, context)
 
     async def UpdateGpuStatus(self, raw: bytes, context: CallContext) -> Framed:
         request, version = generations.status_request(raw)
         name = wire.gpu_name(request.name)
-        report = wire.required_report(request)
-        gpu = await self._gpus.replace(
-            name, version=version, report=report, operation="update_status", actor=context.principal.name
-        )
+        wanted = Replacement(version=version, report=wire.required_report(request))
+        gpu = await self._gpus.replace(name, wanted, operation="update_status", actor=context.principal.name)
         return self._framed(gpu, context)
 
     async def DeleteGpu(self, request: gpu_pb2.DeleteGpuRequest, context: CallContext) -> Empty:
@@ -209,58 +224,75 @@ class SentinelGpuService:
         return await self._reader.list(request.dialect)
 
     def WatchGpus(self, raw: bytes, context: CallContext) -> AsyncIterator[Framed]:
-        request = generations.list_request(raw, self._generation, _asked(context))
-        if request.elsewhere:
-            raise InvalidArgument(f"every GPU is in the namespace {wire.NAMESPACE}", field="namespace")
+        request = generations.watch_request(raw, self._generation, _asked(context))
         after = wire.resource_version(request.resource_version)
-        return self._reader.watch(after, request.dialect, context)
+        return self._reader.watch(
+            after,
+            request.dialect,
+            context,
+            initial_events=request.initial_events,
+            timeout_seconds=request.timeout_seconds,
+        )
 
-    async def CreateGpu(self, request: first_pb2.CreateGpuRequest, context: CallContext) -> Framed:
-        asked = wire.asked_gpu(request.gpu)
+    async def CreateGpu(self, raw: bytes, context: CallContext) -> Framed:
+        name, asked, dialect = self._written(raw, first_pb2.CreateGpuRequest, context)
+        report = None if dialect is Dialect.TYPED else asked.report  # which sends an empty one with each GPU
         gpu, created = await self._gpus.create(
-            asked.name, uuid=asked.uuid, report=asked.report, actor=context.principal.name
+            name, uuid=asked.uuid, report=report, actor=context.principal.name
         )
         if not created:
-            raise AlreadyExists(f'GPU "{asked.name}" already exists', field="gpu.metadata.name")
-        return self._framed(gpu)
+            raise AlreadyExists(f'GPU "{name}" already exists', field="gpu.metadata.name")
+        return self._framed(gpu, dialect)
 
-    async def UpdateGpu(self, request: first_pb2.UpdateGpuRequest, context: CallContext) -> Framed:
-        asked = wire.asked_gpu(request.gpu)
+    async def UpdateGpu(self, raw: bytes, context: CallContext) -> Framed:
+        name, asked, dialect = self._written(raw, first_pb2.UpdateGpuRequest, context)
         gpu = await self._gpus.replace(
-            asked.name,
-            uid=asked.uid,
-            version=asked.version,
-            uuid=asked.uuid,
-            operation="update_spec",
-            actor=context.principal.name,
+            name, replace(asked, report=None), operation="update_spec", actor=context.principal.name
         )
-        return self._framed(gpu)
+        return self._framed(gpu, dialect)
 
-    async def UpdateGpuStatus(
-        self, request: first_pb2.UpdateGpuStatusRequest, context: CallContext
-    ) -> Framed:
-        asked = wire.asked_gpu(request.gpu)
+    async def UpdateGpuStatus(self, raw: bytes, context: CallContext) -> Framed:
+        name, asked, dialect = self._written(raw, first_pb2.UpdateGpuStatusRequest, context)
         if asked.report is None:
             raise InvalidArgument("status is required", field="gpu.status")
+        gpu = await self._gpus.replace(name, asked, operation="update_status", actor=context.principal.name)
+        return self._framed(gpu, dialect)
+
+    def _written(
+        self, raw: bytes, kind: type[generations.WriteT], context: CallContext
+    ) -> tuple[str, Replacement, Dialect]:
+        message, dialect = generations.write_request(raw, kind, self._generation, _asked(context))
+        name, asked = wire.asked_gpu(message)
+        return name, asked, dialect
+
+    async def PatchGpu(self, request: first_pb2.PatchGpuRequest, context: CallContext) -> Framed:
+        name, status = wire.gpu_name(request.name), "status" in request.subresources
+        _require_namespace(request.namespace, name)
         gpu = await self._gpus.replace(
-            asked.name,
-            uid=asked.uid,
-            version=asked.version,
-            report=asked.report,
-            operation="update_status",
+            name,
+            lambda present: patches.replacement(
+                present, request.patch_type, request.data, request.subresources
+            ),
+            operation="update_status" if status else "update_spec",
             actor=context.principal.name,
         )
-        return self._framed(gpu)
+        return self._framed(gpu, Dialect.TYPED)
 
     async def DeleteGpu(self, request: first_pb2.DeleteGpuRequest, context: CallContext) -> Empty:
-        name = wire.gpu_name(request.name)
-        elsewhere = request.namespace not in ("", wire.NAMESPACE)
-        if elsewhere or not await self._gpus.unregister(name, actor=context.principal.name):
+        name, must = wire.gpu_name(request.name), request.opts.preconditions
+        _require_namespace(request.namespace, name)
+        version = wire.written_version(must.resource_version, "opts.preconditions.resource_version")
+        if not await self._gpus.unregister(name, uid=must.uid, version=version, actor=context.principal.name):
             raise NotFound("gpu not found", field="name", details={"name": name})
         return Empty()
 
-    def _framed(self, gpu: Gpu) -> Framed:
-        return Framed(self._reader.encoded(gpu, Dialect.LATER))
+    def _framed(self, gpu: Gpu, dialect: Dialect) -> Framed:
+        return Framed(self._reader.encoded(gpu, dialect))
+
+
+def _require_namespace(namespace: str, name: str) -> None:
+    if namespace not in ("", wire.NAMESPACE):
+        raise NotFound("gpu not found", field="namespace", details={"name": name})
 
 
 def _asked(context: CallContext) -> str | None:
