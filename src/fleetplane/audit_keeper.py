@@ -16,6 +16,7 @@ from fleetplane.kernel.audit import archive as audit_archive
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.audit.anchors import Anchor, FileAnchor, ObjectAnchor, SyslogAnchor, WebhookAnchor
 from fleetplane.kernel.audit.checkpoints import CheckpointSigner, read
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.objects import Objects
@@ -90,9 +91,9 @@ class AuditKeeper(Collector):
         with contextlib.suppress(OSError):  # who wants to write there is told why it cannot
             self._directory.mkdir(mode=0o700, exist_ok=True)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._checkpoints(), name="audit/checkpoints")
-                tasks.create_task(self._archives(), name="audit/archives")
+            async with Boundary() as tasks:
+                tasks.keep("audit/checkpoints", self._checkpoints)
+                tasks.keep("audit/archives", self._archives)
         finally:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.checkpoint(), LAST_SECONDS)

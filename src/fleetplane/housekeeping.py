@@ -7,15 +7,16 @@ same; they only take room, and show in lists where they do not belong.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import structlog
 
 from fleetplane.kernel import freeze
 from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.identity import enrolment
@@ -49,9 +50,9 @@ def chores(store: Store, clock: Clock) -> Sequence[Chore]:
 
 async def keep_house(chores: Sequence[Chore], clock: Clock) -> None:
     """Every chore every hour, until cancelled; one that fails holds up none of the others."""
-    async with asyncio.TaskGroup() as tasks:
+    async with Boundary() as tasks:
         for chore in chores:
-            tasks.create_task(_repeat(chore, clock), name=f"housekeeping/{chore.name}")
+            tasks.keep(f"housekeeping/{chore.name}", partial(_repeat, chore, clock))
 
 
 async def _repeat(chore: Chore, clock: Clock) -> NoReturn:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from fleetplane.front import Front
 from fleetplane.grpc_apps import keep_to_rights
 from fleetplane.kernel.attention import Attention, AttentionCollector
 from fleetplane.kernel.audit import archive as audit_archive
+from fleetplane.kernel.boundary import Boundary, Failures, Work, count_into
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.operators import Operators
@@ -87,6 +89,7 @@ class Serving:
         self._watchdog = Watchdog()
         self._is_watched = False
         self._calls = CallStatistics()
+        self._failures = Failures()
         self._announce = announce
         self._turn = turn
         self._stop = stop
@@ -104,6 +107,7 @@ class Serving:
         Without a `standby` nobody else uses the database. A server that `leads` has had its turn.
         """
         self.leads = leads
+        count_into(self._failures)
         try:
             await self._run(standby)
         finally:
@@ -128,7 +132,7 @@ class Serving:
             stack.push_async_callback(self._given_up, built)  # before the listeners are closed
             built.opened()
             self._watch_loop()
-            async with asyncio.TaskGroup() as tasks:
+            async with Boundary() as tasks:
                 running = self._here(tasks, built)
                 if not self.leads:
                     assert standby is not None
@@ -186,6 +190,7 @@ class Serving:
         built = Built(kernel, domains, front, gate, registry)
         built.collect()
         registry.register(WatchdogCollector(self._watchdog))
+        registry.register(self._failures)
         if not self.leads:
             assert gate is not None
             front.ops.readiness = Readiness.STANDBY
@@ -206,23 +211,23 @@ class Serving:
 
     # Serving.
 
-    def _here(self, tasks: asyncio.TaskGroup, built: Built) -> list[asyncio.Task[None]]:
+    def _here(self, tasks: Boundary, built: Built) -> list[asyncio.Task[None]]:
         """What every server does."""
         kernel, front, store = built.kernel, built.front, built.kernel.store
         space = Space(Path(self._settings.data_dir) / "fleetplane.db", lambda: store.statistics().writable)
         front.ops.trouble = lambda: "the disk is full" if space.is_full else ""
-        work: dict[str, Coroutine[Any, Any, None]] = {
-            "attention": kernel.attention.run(),
-            "warden": front.warden.run(),
-            "secrets": store.keeping_fresh(),
-            "space": space.run(),
-            "presenting": front.presenting.run(),
-            "revocations": kernel.revocations.run(),
-            "rights": keep_to_rights(front.apps.values(), kernel.clock),
+        work: dict[str, Work] = {
+            "attention": kernel.attention.run,
+            "warden": front.warden.run,
+            "secrets": store.keeping_fresh,
+            "space": space.run,
+            "presenting": front.presenting.run,
+            "revocations": kernel.revocations.run,
+            "rights": partial(keep_to_rights, front.apps.values(), kernel.clock),
         }
-        begun = [tasks.create_task(one, name=name) for name, one in work.items()]
+        begun = [tasks.keep(name, one) for name, one in work.items()]
         with store.writing_here():  # in whose context these begin
-            begun += [tasks.create_task(one.run_here(), name=f"here/{one!r}") for one in built.domains]
+            begun += [tasks.keep(f"here/{type(one).__name__}", one.run_here) for one in built.domains]
         return begun
 
     async def _stand_by(self, built: Built, standby: Standby) -> None:
@@ -260,21 +265,21 @@ class Serving:
         await built.front.open(stack, grace_seconds=grace, stands_by=False)
         built.opened()
 
-    def _active(self, tasks: asyncio.TaskGroup, built: Built) -> list[asyncio.Task[None]]:
+    def _active(self, tasks: Boundary, built: Built) -> list[asyncio.Task[None]]:
         """What one server does for all."""
         kernel, store, clock = built.kernel, built.kernel.store, built.kernel.clock
         keeper = _audit_keeper(self._settings, self._keys, store, clock)
         built.registry.register(keeper)
-        work: dict[str, Coroutine[Any, Any, None]] = {
-            "housekeeping": housekeeping.keep_house(housekeeping.chores(store, clock), clock),
-            "store": self._turn.result().writing(),
-            "audit": keeper.run(),
-            "history": HistoryKeeper(store, clock, _history_bounds(self._settings)).run(),
+        work: dict[str, Work] = {
+            "housekeeping": partial(housekeeping.keep_house, housekeeping.chores(store, clock), clock),
+            "audit": keeper.run,
+            "history": HistoryKeeper(store, clock, _history_bounds(self._settings)).run,
         }
         if kernel.telemetry is not None:
-            work["telemetry"] = kernel.telemetry.sweeping()
-        begun = [tasks.create_task(one, name=name) for name, one in work.items()]
-        begun += [tasks.create_task(one.run_active(), name=f"active/{one!r}") for one in built.domains]
+            work["telemetry"] = kernel.telemetry.sweeping
+        begun = [tasks.keep(name, one) for name, one in work.items()]
+        begun += [tasks.keep(f"active/{type(one).__name__}", one.run_active) for one in built.domains]
+        begun.append(tasks.essential("store", self._turn.result().writing()))
         return begun
 
     async def _ready(self, built: Built, stack: contextlib.AsyncExitStack) -> None:

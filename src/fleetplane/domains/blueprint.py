@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from fleetplane.fleet.resources.declaration import AnyPublicResource
 from fleetplane.fleet.rollouts.subject import Subject
 from fleetplane.kernel.access import Grant, Role
 from fleetplane.kernel.attention import Attention
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.bindings import Bindings
@@ -131,9 +131,9 @@ async def prepare_both(one: TwoParts) -> None:
 
 async def run_both(one: RunsInTwoParts) -> None:
     """There, until cancelled."""
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(one.run_here(), name=f"{one!r}/here")
-        tasks.create_task(one.run_active(), name=f"{one!r}/active")
+    async with Boundary() as tasks:
+        tasks.keep(f"{type(one).__name__}/here", one.run_here)
+        tasks.keep(f"{type(one).__name__}/active", one.run_active)
 
 
 class Domain(TwoParts, Protocol):

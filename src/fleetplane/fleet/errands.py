@@ -12,10 +12,12 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 import structlog
 
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unavailable
 from fleetplane.kernel.resources import Kind, Resource
@@ -163,13 +165,13 @@ class Errands:
     async def run_active(self) -> None:
         """Do what other servers ask for, until cancelled: for the active server."""
         turns = asyncio.Semaphore(AT_ONCE)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._sweep(), name=f"errands/{self._channel}/sweep")
+        async with Boundary() as tasks:
+            tasks.keep(f"errands/{self._channel}/sweep", self._sweep)
 
             def take(found: Errand) -> None:
                 if found.status is None and found.name not in self._taken:
                     self._taken.add(found.name)
-                    tasks.create_task(self._do(found, turns), name=f"errands/{self._channel}")
+                    tasks.once(f"errands/{self._channel}", partial(self._do, found, turns), about=found.name)
 
             def begin(_watch: Watch) -> None:
                 for found in self._store.list(ERRAND, self._channel):

@@ -33,9 +33,9 @@ class Texts:
     def room(self, _live: TextLive) -> int:
         return self.limit
 
-    def encode(self, _live: TextLive, command: Command) -> tuple[str, Flight] | None:
+    def encode(self, _live: TextLive, command: Command) -> tuple[str, Flight]:
         if command.spec.verb == "unusable":
-            return None
+            raise RecursionError("too deep")
         now_ns = self.clock.now_ns()
         return command.spec.verb, Flight(sent_at_ns=now_ns, over_at_ns=now_ns + command.spec.run_for_ns)
 
@@ -61,9 +61,9 @@ class CourierRig:
         self.presences.came(live)
         return live
 
-    async def issue(self, verb: str, *, repeatable: bool = True) -> Command:
+    async def issue(self, verb: str, *, repeatable: bool = True, wait: bool = False) -> Command:
         return await self.ledger.issue(
-            SCOPE, verb, ["a"], actor="u", run_for_seconds=60.0, repeatable=repeatable
+            SCOPE, verb, ["a"], actor="u", run_for_seconds=60.0, repeatable=repeatable, wait=wait
         )
 
     def state(self, command: Command) -> State:
@@ -124,6 +124,22 @@ async def test_who_is_away_takes_no_work_or_does_not_read_is_given_none(rig: Cou
     full = await rig.issue("two")
     assert written(live) == ["one"]
     assert full.name not in live.flights, "what its queue did not take, it does not have"
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+async def test_what_no_message_can_carry_ends_when_its_turn_comes_and_holds_up_nothing(
+    rig: CourierRig, *, repeatable: bool
+) -> None:
+    unusable = await rig.issue("unusable", wait=True, repeatable=repeatable)
+    good = await rig.issue("good", wait=True)
+    assert rig.state(unusable) is State.WAITING
+    live = rig.comes("a")
+    await rig.ledger.room("a")
+    [target] = rig.ledger.targets(unusable)
+    assert target.status is not None
+    assert target.status.state is State.UNDELIVERABLE
+    assert target.status.detail == "it cannot be sent: RecursionError: too deep"
+    assert (written(live), rig.state(good)) == (["good"], State.SENT)
 
 
 async def test_a_command_is_recalled_once(rig: CourierRig) -> None:

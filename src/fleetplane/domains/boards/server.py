@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client.registry import Collector
@@ -41,6 +40,7 @@ from fleetplane.fleet.freeze import Freezable
 from fleetplane.fleet.people.account_kind import ACCOUNT
 from fleetplane.fleet.plans.declaring import with_writing
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.reconcile.metrics import ReconcileCollector
 from fleetplane.kernel.sessions.metrics import SessionCollector
 from fleetplane.kernel.sessions.sessions import STOPPING
@@ -215,24 +215,24 @@ class BoardDomain:
 
     async def run_here(self) -> None:
         """Note who is heard, and tell what happens."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.core.controller.run_here(), name="boards/heard")
-            tasks.create_task(self.nodes.run_here(), name="boards/nodes")
-            tasks.create_task(self.rest.run_here(), name="boards/events")
+        async with Boundary() as tasks:
+            tasks.keep("boards/heard", self.core.controller.run_here)
+            tasks.keep("boards/nodes", self.nodes.run_here)
+            tasks.keep("boards/events", self.rest.run_here)
 
     def opened(self, addresses: Mapping[str, Sequence[str]]) -> None:
         pass
 
     async def run_active(self) -> None:
         """Call boards, declare silences, provision, and sweep."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.core.controller.run_active(), name="boards/controller")
-            tasks.create_task(self.nodes.run_active(), name="boards/calls")
-            tasks.create_task(self.core.sets.run(), name="boards/sets")
-            tasks.create_task(self.provisioning.run(), name="boards/provisioning")
-            tasks.create_task(self.rest.run_active(), name="boards/rest")
+        async with Boundary() as tasks:
+            tasks.keep("boards/controller", self.core.controller.run_active)
+            tasks.keep("boards/calls", self.nodes.run_active)
+            tasks.keep("boards/sets", self.core.sets.run)
+            tasks.keep("boards/provisioning", self.provisioning.run)
+            tasks.keep("boards/rest", self.rest.run_active)
             if self.core.options.plain:
-                tasks.create_task(self._original_metrics.run(), name="boards/original-metrics")
+                tasks.keep("boards/original-metrics", self._original_metrics.run)
 
     def drain(self) -> None:
         self.rest.drain()

@@ -20,7 +20,7 @@ from fleetplane.domains.edge.kinds import (
 from fleetplane.domains.edge.nodes.groups import EDGE_GROUP, EdgeGroup, GroupSpec
 from fleetplane.domains.edge.nodes.registry import shown_name
 from fleetplane.domains.edge.runs import selectors
-from fleetplane.domains.edge.runs.channel import EDGE_RUN, EdgeRunSpec, ToolRequest
+from fleetplane.domains.edge.runs.channel import EDGE_RUN, EdgeRunSpec, ToolRequest, encoded_args
 from fleetplane.domains.edge.runs.target_spellings import Target, TargetKind
 from fleetplane.domains.edge.streams.call_encoding import SECURITY_CONTEXT, decode_outcome
 from fleetplane.fleet.figures import kept_figures, kept_history
@@ -156,7 +156,7 @@ async def _run(call: ActionCall, target: Target) -> Begun:
         target=target,
         call=ToolRequest(
             tool=body.tool,
-            args_json=msgspec.json.encode(body.args),
+            args_json=encoded_args(body.args),
             security_context=body.security_context,
         ),
         policy=RunPolicy(mode=Mode.PARALLEL, deadline_seconds=durations.parse(body.deadline)),

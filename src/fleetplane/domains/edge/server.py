@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import urlsplit
 
 from prometheus_client.registry import Collector
@@ -38,6 +38,7 @@ from fleetplane.fleet.freeze import Freezable
 from fleetplane.fleet.plans.declaring import with_writing
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.fleet.runs.runs import Runs
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET
 from fleetplane.kernel.sessions.metrics import SessionCollector
 from fleetplane.rpc import Authentication, Authenticator
@@ -234,20 +235,20 @@ class EdgeDomain:
 
     async def run_here(self) -> None:
         """Streams, and what is sent on them."""
-        async with self._relayed(), asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.streams.run_here(), name="edge/streams")
-            tasks.create_task(self.identity.workers.heard.run_here(), name="edge/workers")
-            tasks.create_task(self.runs.run_here(), name="edge/runs")
+        async with self._relayed(), Boundary() as tasks:
+            tasks.keep("edge/streams", self.streams.run_here)
+            tasks.keep("edge/workers", self.identity.workers.heard.run_here)
+            tasks.keep("edge/runs", self.runs.run_here)
 
     async def run_active(self) -> None:
         """Sweeps and deadlines."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.streams.run_active(), name="edge/streams")
-            tasks.create_task(self.runs.run_active(), name="edge/runs")
-            tasks.create_task(self.rest.run_active(), name="edge/rest")
-            tasks.create_task(self._sweep(), name="edge/sweep")
+        async with Boundary() as tasks:
+            tasks.keep("edge/streams", self.streams.run_active)
+            tasks.keep("edge/runs", self.runs.run_active)
+            tasks.keep("edge/rest", self.rest.run_active)
+            tasks.keep("edge/sweep", self._sweep)
             if self.identity.challenges is not None:
-                tasks.create_task(self._sweep_challenges(self.identity.challenges), name="edge/challenges")
+                tasks.keep("edge/challenges", partial(self._sweep_challenges, self.identity.challenges))
 
     @asynccontextmanager
     async def _relayed(self) -> AsyncIterator[None]:

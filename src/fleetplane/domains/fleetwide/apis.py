@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -21,6 +20,7 @@ from fleetplane.fleet.resources.computed import Observations
 from fleetplane.fleet.resources.measuring import Measurements
 from fleetplane.fleet.resources.rest import PREFIX, ResourceRoutes
 from fleetplane.fleet.resources.watching import Watching
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.web.apis import problems
 from fleetplane.web.apis.scope_paths import ScopePaths
 from fleetplane.web.ops import Mount
@@ -98,9 +98,9 @@ class ResourceApi:
 
     async def run_here(self) -> None:
         """Follow the store for watches, until cancelled."""
-        async with asyncio.TaskGroup() as following:
-            following.create_task(self.changes.run())
-            following.create_task(self.observations.run())
+        async with Boundary() as following:
+            following.keep("fleetwide/changes", self.changes.run)
+            following.keep("fleetwide/observations", self.observations.run)
 
     async def run_active(self) -> None:
         """Sweep, until cancelled."""

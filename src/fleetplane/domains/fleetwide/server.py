@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -46,6 +45,7 @@ from fleetplane.fleet.rollouts.rollouts import Rollouts
 from fleetplane.gen.fleetplane.fleet.v1 import fleet_pb2, rollouts_pb2
 from fleetplane.kernel.access import Grant, Permission, Role
 from fleetplane.kernel.audit.chain import Entry
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.identity.bindings import Bindings
 from fleetplane.kernel.identity.tokens import TokenRecord
@@ -274,11 +274,11 @@ class FleetwideDomain:
 
     async def run_here(self) -> None:
         """Follow what watches tell, and look at the servers beside this one."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.apis.run_here(), name="fleetwide/apis")
-            tasks.create_task(self._look_beside(), name="fleetwide/servers")
+        async with Boundary() as tasks:
+            tasks.keep("fleetwide/apis", self.apis.run_here)
+            tasks.keep("fleetwide/servers", self._look_beside)
             if self.releases is not None:
-                tasks.create_task(self.releases.run_here(), name="fleetwide/releases")
+                tasks.keep("fleetwide/releases", self.releases.run_here)
 
     async def _look_beside(self) -> None:
         if (roster := self._beside.roster) is not None:
@@ -286,12 +286,12 @@ class FleetwideDomain:
 
     async def run_active(self) -> None:
         """Drive rollouts, and sweep."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.apis.run_active(), name="fleetwide/apis")
-            tasks.create_task(self.rest.run_active(), name="fleetwide/rest")
-            tasks.create_task(self.rollouts.run(), name="fleetwide/rollouts")
+        async with Boundary() as tasks:
+            tasks.keep("fleetwide/apis", self.apis.run_active)
+            tasks.keep("fleetwide/rest", self.rest.run_active)
+            tasks.keep("fleetwide/rollouts", self.rollouts.run)
             if self.releases is not None:
-                tasks.create_task(self.releases.run_active(), name="fleetwide/releases")
+                tasks.keep("fleetwide/releases", self.releases.run_active)
 
     def drain(self) -> None:
         self.apis.watching.end()

@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -20,6 +21,7 @@ from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy, Held
 from fleetplane.fleet.streams.silence import SilenceWatch
 from fleetplane.kernel.attention import Attention
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, Unimplemented
 from fleetplane.kernel.liveness import Liveness, LivenessChanged, LivenessPolicy
@@ -131,9 +133,9 @@ class Providers:
 
     async def watch_over(self) -> None:
         """Write down each silence as its lease runs out, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch.run(self._fell_silent), name="gpus/silence")
-            tasks.create_task(self._write_silences(), name="gpus/silence-writes")
+        async with Boundary() as tasks:
+            tasks.keep("gpus/silence", partial(self._watch.run, self._fell_silent))
+            tasks.keep("gpus/silence-writes", self._write_silences)
 
     def _fell_silent(self, change: LivenessChanged) -> None:
         self._leases[change.agent].expiries += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
@@ -41,6 +40,7 @@ from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, provider_pb2
 from fleetplane.gen.nvidia.nvsentinel.v1alpha1 import gpu_pb2 as first_pb2
 from fleetplane.kernel.access import Grant, Permission, Principal, Role, built_in_grants
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.errors import PermissionDenied
 from fleetplane.kernel.presence.heard import Heard
 from fleetplane.rpc import Authentication, Authenticator, Connection, MethodRow, Needs, service_rows
@@ -261,10 +261,10 @@ class GpuDomain:
             await self._shared.run_here()
 
     async def run_active(self) -> None:
-        async with asyncio.TaskGroup() as tasks:
+        async with Boundary() as tasks:
             if isinstance(self._providers, Providers):
-                tasks.create_task(self._providers.watch_over(), name="gpus/providers")
-            tasks.create_task(self._look(), name="gpus/figures")
+                tasks.keep("gpus/providers", self._providers.watch_over)
+            tasks.keep("gpus/figures", self._look)
 
     async def _look(self) -> NoReturn:
         """Keep over time how GPUs are, whoever reports them."""

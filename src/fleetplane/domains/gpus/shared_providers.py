@@ -8,7 +8,6 @@ heard again says so in the same transaction that lets its conditions be read, on
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ from fleetplane.domains.gpus.leases import PROVIDER_LEASE, StoredLease, is_silen
 from fleetplane.domains.gpus.providers import Lease, check_leases_are_on
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.presence.heard import LATE_SECONDS, WRITE_SECONDS, Heard
@@ -153,10 +153,10 @@ class SharedProviders:
 
     async def run_here(self) -> None:
         """What every server does, until cancelled; and what one does for all, once it is this one."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._heard.run_here(), name="gpus/heard")
-            tasks.create_task(self._follow(), name="gpus/leases")
-            tasks.create_task(self._look(), name="gpus/look")
+        async with Boundary() as tasks:
+            tasks.keep("gpus/heard", self._heard.run_here)
+            tasks.keep("gpus/leases", self._follow)
+            tasks.keep("gpus/look", self._look)
 
     async def _follow(self) -> None:
         """Undo a silence that was declared while this server heard the provider.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -60,6 +61,7 @@ from fleetplane.gen.fleetplane.admin.v1 import instances_pb2 as admin_pb2
 from fleetplane.gen.fleetplane.instances.v1 import renewal_pb2
 from fleetplane.gen.nstance.v1 import agent_pb2, operator_pb2, registration_pb2
 from fleetplane.kernel.access import Grant, Permission, Role, built_in_grants
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.signing import SigningKeys
@@ -438,23 +440,23 @@ class InstanceDomain:
 
     async def run_here(self) -> None:
         """Operators, and agents where they may be at several servers."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._operators.run(), name="instances/operators")
-            tasks.create_task(self._errors.run_here(), name="instances/errors")
+        async with Boundary() as tasks:
+            tasks.keep("instances/operators", self._operators.run)
+            tasks.keep("instances/errors", self._errors.run_here)
             if self.store.shared:
-                tasks.create_task(self._groups.follow(), name="instances/configuration")
-                tasks.create_task(self._anywhere.run_here(), name="instances/agents")
+                tasks.keep("instances/configuration", self._groups.follow)
+                tasks.keep("instances/agents", self._anywhere.run_here)
 
     async def run_active(self) -> None:
         """Keep groups as they should be, answer other servers, and sweep."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._run_machinery())
-            tasks.create_task(self.templates.run(), name="instances/templates")
-            tasks.create_task(self.rest.family.run_active(), name="instances/rest")
+        async with Boundary() as tasks:
+            tasks.keep("instances/machinery", self._run_machinery)
+            tasks.keep("instances/templates", self.templates.run)
+            tasks.keep("instances/rest", self.rest.family.run_active)
             if self.store.shared:
-                tasks.create_task(self._errands.run_active(), name="instances/errands")
-                tasks.create_task(self._errors.run_active(), name="instances/errors")
-                tasks.create_task(self._anywhere.run_for_all(self._agent_went), name="instances/everywhere")
+                tasks.keep("instances/errands", self._errands.run_active)
+                tasks.keep("instances/errors", self._errors.run_active)
+                tasks.keep("instances/everywhere", partial(self._anywhere.run_for_all, self._agent_went))
 
     async def _run_machinery(self) -> None:
         await self._configured.wait()

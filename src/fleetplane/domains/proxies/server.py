@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from prometheus_client.registry import Collector
@@ -47,6 +46,7 @@ from fleetplane.fleet.people.account_kind import ACCOUNT
 from fleetplane.fleet.plans.declaring import with_writing
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.fleet.runs.metrics import RunCollector
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.sessions.metrics import SessionCollector
 from fleetplane.rpc import Authentication, Authenticator, Needs
 from fleetplane.web.documents import Document, Documents
@@ -257,17 +257,17 @@ class ProxyDomain:
 
     async def run_here(self) -> None:
         """For those who are connected to this server."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._agents.run_here(), name="proxies/agents")
-            tasks.create_task(self._feed.run(), name="proxies/events")
-            tasks.create_task(self._certificates.run_here(), name="proxies/certificates")
+        async with Boundary() as tasks:
+            tasks.keep("proxies/agents", self._agents.run_here)
+            tasks.keep("proxies/events", self._feed.run)
+            tasks.keep("proxies/certificates", self._certificates.run_here)
 
     async def run_active(self) -> None:
         """Agents that nobody has, orders of certificates, and sweeps."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._rest.run_active(), name="proxies/rest")
-            tasks.create_task(self._agents.run_active(), name="proxies/agents")
-            tasks.create_task(self._certificates.run_active(), name="proxies/certificates")
+        async with Boundary() as tasks:
+            tasks.keep("proxies/rest", self._rest.run_active)
+            tasks.keep("proxies/agents", self._agents.run_active)
+            tasks.keep("proxies/certificates", self._certificates.run_active)
 
     def drain(self) -> None:
         self._agents.drain()

@@ -14,6 +14,7 @@ import msgspec
 from fleetplane.fleet.plans.documents import Json, merge_patch
 from fleetplane.fleet.resources.declaration import Shape
 from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.values.documents import check_document
 from fleetplane.web.rest import bodies
 from fleetplane.web.rest.problems import Problem, Rejected
 
@@ -55,6 +56,7 @@ class GivenPatchMetadata(Shape, frozen=True, forbid_unknown_fields=True):
 
 def decoded_spec(spec: Mapping[str, Any], shape: type[Any], *, field: str) -> Any:
     """A spec as its shape; `Rejected` names the field with the path that leads to it."""
+    check_document(spec, field=field)
     try:
         return bodies.decode(msgspec.json.encode(spec), shape)
     except Rejected as error:

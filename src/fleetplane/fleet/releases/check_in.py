@@ -7,11 +7,11 @@ they heard (`kernel/presence/heard.py`).
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NoReturn, Protocol
 
 import msgspec
@@ -30,6 +30,7 @@ from fleetplane.fleet.releases.records import (
 )
 from fleetplane.fleet.releases.releases import Releases
 from fleetplane.gen.fleetplane.fleet.v1 import releases_pb2 as pb
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, InvalidArgument, ResourceExhausted
 from fleetplane.kernel.presence.heard import Heard
@@ -206,9 +207,9 @@ class CheckIns:
         """On each of several servers: say whom it heard, and learn whom the others did, until cancelled."""
         if self._everywhere is None:
             return
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._everywhere.run_here(), name="releases/heard")
-            tasks.create_task(self._learn(self._everywhere), name="releases/learn")
+        async with Boundary() as tasks:
+            tasks.keep("releases/heard", self._everywhere.run_here)
+            tasks.keep("releases/learn", partial(self._learn, self._everywhere))
 
     async def _learn(self, everywhere: Heard) -> NoReturn:
         while True:

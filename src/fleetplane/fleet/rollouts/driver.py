@@ -7,10 +7,10 @@ again.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import structlog
@@ -29,6 +29,7 @@ from fleetplane.fleet.rollouts.records import (
 )
 from fleetplane.fleet.rollouts.subject import Period, Subject
 from fleetplane.kernel.access import covers
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Conflict
 from fleetplane.kernel.reconcile import Reason, Reconciler, Result
@@ -108,11 +109,11 @@ class RolloutDriver:
     async def run(self) -> None:
         """Until cancelled."""
         kinds = {kind.name: kind for subject in self.subjects.values() for kind in subject.watches}
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.reconciler.run(), name="rollouts/reconcile")
-            tasks.create_task(self._freezes.follow(self._thaw), name="rollouts/freezes")
+        async with Boundary() as tasks:
+            tasks.keep("rollouts/reconcile", self.reconciler.run)
+            tasks.keep("rollouts/freezes", partial(self._freezes.follow, self._thaw))
             for kind in kinds.values():
-                tasks.create_task(self._follow(kind), name=f"rollouts/{kind.name}")
+                tasks.keep(f"rollouts/{kind.name}", partial(self._follow, kind))
 
     def _thaw(self, _scope: str) -> None:
         for rollout in self._book.unfinished():

@@ -32,6 +32,7 @@ from fleetplane.fleet.rollouts.records import (
 from fleetplane.fleet.rollouts.subject import HasObjects, Period, Replaces, Subject
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.actors import who
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
     Conflict,
@@ -422,13 +423,13 @@ class Rollouts:
         kinds: dict[str, AnyKind] = {ROLLOUT_POLICY.name: ROLLOUT_POLICY}
         for subject in self.subjects.values():
             kinds |= {kind.name: kind for kind in subject.versions}
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.driver.run(), name="rollouts/driver")
-            tasks.create_task(self._starter.run(), name="rollouts/policies")
-            tasks.create_task(self._sweep(), name="rollouts/sweep")
-            tasks.create_task(self._follow_rollouts(), name="rollouts/rollouts")
+        async with Boundary() as tasks:
+            tasks.keep("rollouts/driver", self.driver.run)
+            tasks.keep("rollouts/policies", self._starter.run)
+            tasks.keep("rollouts/sweep", self._sweep)
+            tasks.keep("rollouts/rollouts", self._follow_rollouts)
             for kind in kinds.values():
-                tasks.create_task(self._follow_versions(kind), name=f"rollouts/{kind.name}")
+                tasks.keep(f"rollouts/{kind.name}", partial(self._follow_versions, kind))
 
     async def _follow_versions(self, kind: AnyKind) -> None:
         # At the beginning at all: others may have written since `take_over`.

@@ -248,10 +248,10 @@ class Driver(RunProgress[S]):
         """Once: what goes on after that ends in its own way."""
         if self._halted:
             return
-        self._halted = True
         await self._context.ledger.cancel(
             self._command.scope, self._command.name, actor=self._context.actor, reason=reason
         )
+        self._halted = True
 
     async def _finish(self) -> RunState:
         context = self._context

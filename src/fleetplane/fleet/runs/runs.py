@@ -15,6 +15,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic
 
 import msgspec
@@ -27,6 +28,7 @@ from fleetplane.fleet.runs.feed import RunFeed, RunFeeds
 from fleetplane.fleet.runs.records import Run, RunBeside, RunBook, RunSpec, RunState, S, Summary, has_ended
 from fleetplane.fleet.runs.targets import Resolution, Skipped, SkipReason, resolve
 from fleetplane.kernel.actors import who
+from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, OPEN, Commands, CommandTarget, state_of
 from fleetplane.kernel.commands.kinds import targets_scope
@@ -278,7 +280,7 @@ class Runs(Generic[S, T, C]):
     async def prepare_here(self) -> None:
         """Take up the runs that have not ended; after the ledger has recovered."""
         for run in self._book.unfinished():
-            self._drive_from_here(run, resumed=True)
+            self._adopt_one(run, resumed=True)
 
     async def take_over(self) -> None:
         """Drive what another server drove, and this one observed; after what it had sent is lost."""
@@ -292,14 +294,14 @@ class Runs(Generic[S, T, C]):
 
     async def run_here(self) -> None:
         """Until cancelled: see runs through that are driven here, and tell of those that are not."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._adopt(), name=f"{self._channel.domain}/runs/adopt")
+        async with Boundary() as tasks:
+            tasks.keep(f"{self._channel.domain}/runs/adopt", self._adopt)
             while True:
                 wanted = await self._wanted.get()
                 if isinstance(wanted, RunObserver) and self._store.leads:  # by now
                     wanted = Driver.after(wanted)
-                name = f"{self._channel.domain}/run/{wanted.name}"
-                task = tasks.create_task(self._see_through(wanted), name=name)
+                work = f"{self._channel.domain}/run"
+                task = tasks.keep(work, partial(self._see_through, wanted), about=wanted.name)
                 if isinstance(wanted, RunObserver):
                     self._observed[wanted] = task
 
@@ -321,12 +323,17 @@ class Runs(Generic[S, T, C]):
         kind = self._channel.kind
         async with self._store.watch(kind) as watch:
             for run in self._book.unfinished():  # begun elsewhere before we listened
-                self._drive_from_here(run)
+                self._adopt_one(run)
             async for batch in watch:
                 for event in batch.events:
                     found = self._store.get(kind, event.resource.scope, event.resource.name)
                     if found is not None and not has_ended(found):
-                        self._drive_from_here(found)
+                        self._adopt_one(found)
+
+    def _adopt_one(self, run: Run[S], *, resumed: bool = False) -> None:
+        """A record that cannot be driven holds up no other."""
+        with contained(f"{self._channel.domain}/runs/adopt", about=run.name):
+            self._drive_from_here(run, resumed=resumed)
 
     async def _sweep(self) -> None:
         while True:

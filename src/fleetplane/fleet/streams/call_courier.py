@@ -11,10 +11,12 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from fleetplane.kernel.attention import Attention
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Command, Commands, State, keep_deadlines
 from fleetplane.kernel.errors import FleetplaneError
@@ -36,7 +38,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    tasks: asyncio.TaskGroup
+    tasks: Boundary
     ledger: Commands
 
 
@@ -89,9 +91,10 @@ class CallCourier:
         if self._running is None or not self.is_present(target) or not self.has_room(target):
             return False
         self._of_target[target] += 1
-        flight = self._running.tasks.create_task(
-            self._carry(target, command, self._running.ledger),
-            name=f"{self._channel}/command/{command.name}/{target}",
+        flight = self._running.tasks.once(
+            f"{self._channel}/command",
+            partial(self._carry, target, command, self._running.ledger),
+            about=f"{command.name}/{target}",
         )
         self._flights[target, command.name] = flight
         flight.add_done_callback(lambda _flight: self._left(target, command.name))
@@ -109,10 +112,11 @@ class CallCourier:
 
         Beside the ledger's `run_here`.
         """
-        async with asyncio.TaskGroup() as tasks:
+        async with Boundary() as tasks:
             self._running = Running(tasks=tasks, ledger=ledger)
             try:
-                await keep_deadlines(ledger, clock, attention)
+                keeping = partial(keep_deadlines, ledger, clock, attention)
+                await tasks.keep(f"{self._channel}/deadlines", keeping)
             finally:
                 self._running = None
 
@@ -128,8 +132,10 @@ class CallCourier:
         if not self._of_target[target]:
             del self._of_target[target]
         if self._running is not None:
-            self._running.tasks.create_task(
-                self._room_for_others(target, self._running.ledger), name=f"{self._channel}/room/{target}"
+            self._running.tasks.once(
+                f"{self._channel}/room",
+                partial(self._room_for_others, target, self._running.ledger),
+                about=target,
             )
 
     async def _answer(self, target: str, command: Command) -> Answered | None:

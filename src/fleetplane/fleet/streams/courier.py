@@ -13,10 +13,10 @@ import structlog
 
 from fleetplane.fleet.streams.presence import F, Flight, L, Live, Out, Presences
 from fleetplane.kernel.attention import Attention
+from fleetplane.kernel.boundary import contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Command, Commands
 from fleetplane.kernel.commands.steps import TOO_LATE
-from fleetplane.kernel.errors import FleetplaneError
 
 log = structlog.get_logger(__name__)
 
@@ -37,8 +37,8 @@ class CommandProtocol(Protocol[Out_co, L_contra, F_co]):
     def room(self, live: L_contra) -> int:
         """How many commands the agent can have at once."""
 
-    def encode(self, live: L_contra, command: Command) -> tuple[Out_co, F_co] | None:
-        """The message for this stream, and what is remembered meanwhile; None if it cannot be sent."""
+    def encode(self, live: L_contra, command: Command) -> tuple[Out_co, F_co]:
+        """The message for this stream, and what is remembered meanwhile; raises if it cannot be sent."""
 
     def encode_recall(self, live: L_contra, command: str, reason: str) -> Out_co | None:
         """The message that takes a command back; None if agents know none."""
@@ -54,7 +54,7 @@ class StreamCourier(Generic[Out, L, F]):
         self._protocol = protocol
         self._clock = clock
         self._channel = channel
-        self._not_sent = f"{channel}.commands_not_sent"
+        self._work = f"{channel}/commands"
 
     def __repr__(self) -> str:
         return f"<StreamCourier {self._channel} {self._presences!r}>"
@@ -74,10 +74,7 @@ class StreamCourier(Generic[Out, L, F]):
         live = self._presences.get(target)
         if live is None or not (self._protocol.takes_work(live) and self.has_room(target)):
             return False
-        encoded = self._protocol.encode(live, command)
-        if encoded is None:
-            return False
-        message, flight = encoded
+        message, flight = self._protocol.encode(live, command)
         if not live.session.offer(message):
             return False
         live.flights[command.name] = flight
@@ -121,15 +118,12 @@ class StreamCourier(Generic[Out, L, F]):
                 self._recall(live, command, TOO_LATE)
                 del live.flights[command]
             if late:
-                await ledger.room(live.agent)
+                with contained(self._work, about=live.agent):  # nothing is lost: the ledger tries again
+                    await ledger.room(live.agent)
 
     async def run(self, ledger: Commands, attention: Attention) -> NoReturn:
         """Until cancelled. Nothing is over right after a gap of the server's own."""
         while True:
             await self._clock.sleep(TICK_SECONDS)
-            if not attention.settled:
-                continue
-            try:
+            if attention.settled:
                 await self.expire(ledger)
-            except FleetplaneError as error:  # nothing is lost: the ledger tries again by itself
-                log.warning(self._not_sent, error=error.message)

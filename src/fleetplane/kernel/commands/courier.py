@@ -59,7 +59,10 @@ class Courier(Protocol):
         """Whether a target that is present would take one more; if not, `room` is called when it would."""
 
     def deliver(self, target: str, command: Command) -> bool:
-        """Put a command on the target's session; False if nothing took it."""
+        """Put a command on the target's session; False if nothing took it.
+
+        Raises if no session of this target will ever take it; that is its outcome then.
+        """
 
     def recall(self, target: str, command: str, reason: str) -> None:
         """Tell the target that nobody waits for the command any more."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import structlog
 
+from fleetplane.kernel.boundary import note
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import steps
 from fleetplane.kernel.commands.book import TargetBook
@@ -142,8 +143,14 @@ class Delivery:
             if target is None or state_of(target) is not State.SENT:
                 continue  # cancelled or answered meanwhile
             command = self._book.command_of(target)
-            if command is not None and not self._sent(target, command):
-                returned.append(self._turned_back(target, command))
+            if command is None:
+                continue
+            try:
+                if not self._sent(target, command):
+                    returned.append(self._turned_back(target, command))
+            except Exception as error:  # one that cannot be sent costs its own outcome, and holds up no other
+                note(f"commands/{self._book.channel}/deliver", error, about=key)
+                returned.append(self._unsendable(target, error))
         await self._book.move(returned)
         retry_ns = self._clock.now_ns() + round(self._limits.retry_seconds * NS)
         for move in returned:
@@ -155,6 +162,16 @@ class Delivery:
         assert target.status is not None
         name = target.spec.target
         return self._sessions.here(name) == target.status.session and self._courier.deliver(name, command)
+
+    def _unsendable(self, target: CommandTarget, error: Exception) -> Move:
+        assert target.status is not None
+        text = error.message if isinstance(error, FleetplaneError) else f"{type(error).__name__}: {error}"
+        return Move(
+            key=target.key,
+            steps=(Step.TURN_BACK, Step.UNSENDABLE),
+            detail=f"it cannot be sent: {text}",
+            only_if=self._sessions.turning_back(target.status.session, refused=True),
+        )
 
     def _turned_back(self, target: CommandTarget, command: Command) -> Move:
         assert target.status is not None
@@ -202,8 +219,8 @@ class Delivery:
             names, self._waiting = self._waiting, {}
             try:
                 await self._send(names)
-            except FleetplaneError as error:  # it stays written down
-                log.warning("commands.not_sent", channel=self._book.channel, error=error.message)
+            except Exception as error:  # it stays written down
+                note(f"commands/{self._book.channel}/hand_over", error)
                 self._again.update(names)
 
     async def retry(self) -> None:

@@ -11,11 +11,11 @@ the one that has a target's session sends (`delivery`), and the one that has the
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from fleetplane.kernel.actors import who
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import steps
 from fleetplane.kernel.commands.book import BATCH, TargetBook
@@ -100,9 +100,9 @@ class Commands:
         if not self._sessions.shared:
             await self._follow()
             return
-        async with asyncio.TaskGroup() as tasks:
+        async with Boundary() as tasks:
             for work in (self._delivery.follow, self._delivery.hand_over, self._delivery.retry):
-                tasks.create_task(work(), name=f"commands/{self._channel}/{work.__name__}")
+                tasks.keep(f"commands/{self._channel}/{work.__name__}", work)
 
     async def _follow(self) -> None:
         async for batch in follow(self._store, COMMAND_TARGET):

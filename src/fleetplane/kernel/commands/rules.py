@@ -12,7 +12,7 @@ and six ways to end, of which every target of every command gets exactly one:
     EXPIRED           the time to deliver it passed first
     CANCELLED         whoever issued it took it back, or the target says that it was stopped. A target that
                       has it and cannot stop is only told to: its own word, or none in time, is the outcome
-    UNDELIVERABLE     there was nobody to deliver it to, and it was not to wait
+    UNDELIVERABLE     there was nobody to deliver it to, and it was not to wait; or no message can carry it
 
 Two deadlines, because they mean different things: until `deliver_by` nothing has happened to
 the target; after delivery, `run_by` says how long its word is waited for. Being delivered is
@@ -60,6 +60,8 @@ class Step(StrEnum):
     """About to be put on the target's session."""
     TURN_BACK = "turn_back"
     """The session did not take it after all: it certainly did not arrive."""
+    UNSENDABLE = "unsendable"
+    """No session of the target will ever take it: it cannot be put into a message."""
     NEW_SESSION = "new_session"
     """The target opened another session: what an older one was to deliver may not have arrived."""
     LOST = "lost"
@@ -100,6 +102,7 @@ TABLE: Mapping[State, Mapping[Step, State]] = {
         **WORDS,
         Step.HAND_OVER: S.SENT,
         Step.NOBODY: S.UNDELIVERABLE,
+        Step.UNSENDABLE: S.UNDELIVERABLE,
         Step.REMOVED: S.UNDELIVERABLE,
         Step.STARTED: S.RUNNING,
         Step.TOO_LATE: S.EXPIRED,
@@ -141,6 +144,7 @@ def after(state: State, step: Step, *, repeatable: bool = True, delivered: bool 
 
 _AGAIN: Mapping[Step, State] = {
     Step.NOBODY: S.WAITING,
+    Step.UNSENDABLE: S.FAILED,
     Step.REMOVED: S.FAILED,
     Step.TOO_LATE: S.TIMED_OUT,
 }

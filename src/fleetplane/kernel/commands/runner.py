@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 
 import structlog
 
 from fleetplane.kernel.attention import Attention
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands.ledger import Commands
 from fleetplane.kernel.errors import Unavailable
@@ -20,9 +21,9 @@ SWEEP_SECONDS = 3600.0
 
 async def run(commands: Commands, clock: Clock, attention: Attention | None = None) -> None:
     """Both parts of a ledger, for a server that is active from the beginning; until cancelled."""
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(commands.run_here(), name="commands/here")
-        tasks.create_task(keep_deadlines(commands, clock, attention), name="commands/deadlines")
+    async with Boundary() as tasks:
+        tasks.keep("commands/here", commands.run_here)
+        tasks.keep("commands/deadlines", partial(keep_deadlines, commands, clock, attention))
 
 
 async def keep_deadlines(commands: Commands, clock: Clock, attention: Attention | None = None) -> None:

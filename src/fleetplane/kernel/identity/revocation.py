@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from fleetplane.kernel.boundary import contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument, NotFound, Unauthenticated
 from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
@@ -202,12 +203,16 @@ class Revocations:
 
         def all_of_them(_watch: Watch) -> None:
             for found in self._store.list(REVOCATION):
-                self._tell(_revoked(found))
+                self._tell_contained(found)
 
-        async for batch in follow(self._store, REVOCATION, again=all_of_them):
+        async for batch in follow(self._store, REVOCATION, begin=all_of_them):
             for event in batch.events:
                 if event.type is not EventType.DELETED:
-                    self._tell(_revoked(event.resource))
+                    self._tell_contained(event.resource)
+
+    def _tell_contained(self, found: Resource[RevocationSpec, Nothing]) -> None:
+        with contained("revocations", about=found.name):
+            self._tell(_revoked(found))
 
     def _tell(self, revoked: Revoked) -> None:
         for subscriber in tuple(self._subscribers):

@@ -19,6 +19,7 @@ from typing import NoReturn, Protocol
 import msgspec
 import structlog
 
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import (
     Conflict,
@@ -205,10 +206,10 @@ class Whereabouts:
             await asyncio.get_running_loop().create_future()
         self._ended = False
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._gather(), name=f"{self._channel}/presence")
-                tasks.create_task(self._follow(), name=f"{self._channel}/moves")
-                tasks.create_task(self._find_orphans(), name=f"{self._channel}/orphans")
+            async with Boundary() as tasks:
+                tasks.keep(f"{self._channel}/presence", self._gather)
+                tasks.keep(f"{self._channel}/moves", self._follow)
+                tasks.keep(f"{self._channel}/orphans", self._find_orphans)
         finally:
             self._end()
 
@@ -245,13 +246,13 @@ class Whereabouts:
                 except asyncio.CancelledError:
                     self._entering[:0], self._leaving[:0] = coming, going  # `_end` answers them
                     raise
-                except FleetplaneError as error:
+                except Exception as error:
                     log.warning(
                         "presence.not_written",
                         channel=self._channel,
                         entering=len(coming),
                         leaving=len(going),
-                        error=error.message,
+                        error=str(error),
                     )
                     for one in coming:  # the agent comes again
                         if not one.done.done():
@@ -397,7 +398,7 @@ def leave_in(draft: Draft, channel: str, agent: str, session: int, *, forgotten:
     return True
 
 
-def _refused(error: FleetplaneError) -> FleetplaneError:
+def _refused(error: Exception) -> Exception:
     """What an agent is told whose session could not be written: also if it may have been, it comes again."""
     if isinstance(error, OutcomeUnknown):
         return Unavailable("the session could not be written", hint="come again")

@@ -169,7 +169,7 @@ class Reconciler:
     async def _pass(self, key: str) -> None:
         task = asyncio.current_task()
         try:
-            result = await self._reconcile(key)
+            self._note(key, await self._reconcile(key))
         except asyncio.CancelledError as error:
             if task is not None and task.cancelling():
                 # Half done: whoever works next, here or elsewhere, has to look again.
@@ -178,8 +178,6 @@ class Reconciler:
             self._note_failure(key, error)  # not ours: something that the pass waited for was cancelled
         except Exception as error:
             self._note_failure(key, error)
-        else:
-            self._note(key, result)
         self._news.set()
 
     def _note(self, key: str, result: Result) -> None:

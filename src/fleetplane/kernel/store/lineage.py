@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from fleetplane.kernel import boundary
 from fleetplane.kernel.audit import chain as audit
 from fleetplane.kernel.errors import IntegrityError
 from fleetplane.kernel.store.engine import Engine
@@ -184,7 +185,7 @@ class Keeper:
 async def kept(file: MarkFile) -> AsyncIterator[Keeper]:
     """A mark that follows its source, and is exact at the end."""
     keeper = Keeper(file)
-    following = asyncio.create_task(keeper.run(), name="store-mark")
+    following = asyncio.create_task(boundary.kept("store/mark", keeper.run))
     try:
         yield keeper
     finally:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import structlog
 
+from fleetplane.kernel import boundary
 from fleetplane.kernel.access import covers
 from fleetplane.kernel.audit.chain import ACTION_LIMIT_BYTES, ACTOR_LIMIT_BYTES, Head, Row
 from fleetplane.kernel.clock import Clock
@@ -317,7 +318,7 @@ class Store:
     @asynccontextmanager
     async def led(self) -> AsyncIterator[None]:
         """Let this process do what one does for all: it checks the key of the chain, and trims the log."""
-        trimming = asyncio.create_task(self._writer.trim(), name="store-trim")
+        trimming = asyncio.create_task(boundary.kept("store/trim", self._writer.trim))
         try:
             if self._audit_key:
                 await adopt(self._engine, self, self._audit_key)

@@ -17,6 +17,7 @@ from typing import Self, TypeVar
 
 import structlog
 
+from fleetplane.kernel import boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, Unavailable
 from fleetplane.kernel.telemetry.engine import Away, TelemetryEngine, Written
@@ -108,9 +109,9 @@ class Telemetry:
             telemetry._used_bytes = await engine.used_bytes()
             tasks = []
             if not only_reads:
-                tasks.append(asyncio.create_task(telemetry._writing(), name="telemetry/writing"))
+                tasks.append(asyncio.create_task(boundary.kept("telemetry/writing", telemetry._writing)))
             if sweeps and not only_reads:
-                tasks.append(asyncio.create_task(telemetry.sweeping(), name="telemetry/sweeping"))
+                tasks.append(asyncio.create_task(boundary.kept("telemetry/sweeping", telemetry.sweeping)))
             try:
                 yield telemetry
             finally:
@@ -173,9 +174,9 @@ class Telemetry:
     async def _writing(self) -> None:
         while True:
             await self._arrived.wait()
-            self._arrived.clear()
             while self._queue:
                 await self._write(self._queue.take(BATCH_ROWS))
+            self._arrived.clear()  # only now: after a failure it goes on with what is left
             self._idle.set()
 
     async def _write(self, rows: Sequence[Point | Line]) -> None:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from fleetplane.domains.edge.nodes.config_layers import (
     CONFIG_LAYER,
-    DEPTH_LIMIT,
     LAYER_LIMIT_BYTES,
     ConfigLayers,
     Document,
@@ -26,6 +25,7 @@ from fleetplane.domains.edge.nodes.config_layers import (
 from fleetplane.fleet.rollouts.records import KINDS as ROLLOUT_KINDS
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.store import Store, StoreSettings
+from fleetplane.kernel.values.documents import DEPTH_LIMIT
 from fleetplane.sim.clock import VirtualClock
 
 NODE = "11111111-2222-4333-8444-555555555555"

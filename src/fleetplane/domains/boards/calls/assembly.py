@@ -29,6 +29,7 @@ from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE
 from fleetplane.domains.boards.pins.turns import PIN_TURN, PinTurns
 from fleetplane.fleet.runs.metrics import RunCollector
 from fleetplane.fleet.runs.runs import Runs
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.reconcile.metrics import ReconcileCollector
 from fleetplane.kernel.watch import EventType
@@ -120,22 +121,22 @@ class NodeSide:
     async def run_here(self) -> None:
         """Tell what becomes of commands and runs, until cancelled."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.commander.run_here(), name="boards/commands")
-                tasks.create_task(self.runs.run_here(), name="boards/runs")
-                tasks.create_task(self._follow_arrivals(), name="boards/arrivals")
+            async with Boundary() as tasks:
+                tasks.keep("boards/commands", self.commander.run_here)
+                tasks.keep("boards/runs", self.runs.run_here)
+                tasks.keep("boards/arrivals", self._follow_arrivals)
         finally:
             await self.links.close()
 
     async def run_active(self) -> None:
         """Call boards until cancelled; then nobody is called any more."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.gpio.run(), name="boards/gpio")
-                tasks.create_task(self.commander.run_active(), name="boards/calls")
-                tasks.create_task(self.runs.run_active(), name="boards/old-runs")
-                tasks.create_task(self._welcome(), name="boards/arrivals")
-                tasks.create_task(self._follow_deletions(), name="boards/deletions")
+            async with Boundary() as tasks:
+                tasks.keep("boards/gpio", self.gpio.run)
+                tasks.keep("boards/calls", self.commander.run_active)
+                tasks.keep("boards/old-runs", self.runs.run_active)
+                tasks.keep("boards/arrivals", self._welcome)
+                tasks.keep("boards/deletions", self._follow_deletions)
         finally:
             await self.links.close()
 

@@ -10,9 +10,9 @@ Boards report by single calls, to any of several servers. There each writes down
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import msgspec
@@ -35,6 +35,7 @@ from fleetplane.domains.boards.kinds import (
 from fleetplane.domains.boards.rules import Facts
 from fleetplane.fleet.streams.silence import SilenceWatch
 from fleetplane.kernel.attention import Attention
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.liveness import Liveness, LivenessChanged, LivenessPolicy
@@ -222,19 +223,19 @@ class BoardController:
         """What each of several servers does, until cancelled."""
         if self._heard is None:
             return
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._heard.run_here(), name="boards/heard")
-            tasks.create_task(self._follow_silences(), name="boards/silences")
-            tasks.create_task(self._learn(self._heard), name="boards/learn")
+        async with Boundary() as tasks:
+            tasks.keep("boards/heard", self._heard.run_here)
+            tasks.keep("boards/silences", self._follow_silences)
+            tasks.keep("boards/learn", partial(self._learn, self._heard))
 
     async def run_active(self) -> None:
         """Write silences down, and see to boards that are deleted, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.reconciler.run(), name="boards/reconcile")
+        async with Boundary() as tasks:
+            tasks.keep("boards/reconcile", self.reconciler.run)
             if self._heard is None:
-                tasks.create_task(self._watch.run(self._silence_changed), name="boards/silence")
-            tasks.create_task(self._follow_boards(), name="boards/follow")
-            tasks.create_task(self._sweep(), name="boards/sweep")
+                tasks.keep("boards/silence", partial(self._watch.run, self._silence_changed))
+            tasks.keep("boards/follow", self._follow_boards)
+            tasks.keep("boards/sweep", self._sweep)
 
     def _silence_changed(self, change: LivenessChanged) -> None:
         self.reconciler.enqueue(change.agent)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 
@@ -13,10 +14,10 @@ from fleetplane.domains.boards.kinds import BOARD, CLUSTER, SCOPE
 from fleetplane.domains.boards.live.events import BoardEvent, Memory, Topic, system_metrics
 from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE
 from fleetplane.fleet.feeds.mailbox import Mailbox
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.resources import AnyKind
 from fleetplane.kernel.store import Store
-from fleetplane.kernel.watch import Watch
 
 SYSTEM_SECONDS = 10.0
 """Between two messages about the server itself, while somebody wants them."""
@@ -53,20 +54,19 @@ class EventFeed:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        async with Boundary() as tasks:
             for kind in KINDS:
-                # Primed before anyone can change anything: there is no wait between the two.
-                revision, found = self._store.snapshot(kind, SCOPE)
-                self._memory.prime(found)
-                watch = await stack.enter_async_context(self._store.watch(kind, SCOPE, after=revision))
-                tasks.create_task(self._follow(watch), name=f"boards/events/{kind.name}")
-            tasks.create_task(self._measure(), name="boards/events/system")
+                tasks.keep(f"boards/events/{kind.name}", partial(self._follow, kind))
+            tasks.keep("boards/events/system", self._measure)
 
-    async def _follow(self, watch: Watch) -> None:
-        async for batch in watch:
-            for event in batch.events:
-                for made in self._memory.events_of(event):
-                    self._publish(made)
+    async def _follow(self, kind: AnyKind) -> None:
+        revision, found = self._store.snapshot(kind, SCOPE)
+        self._memory.prime(found)
+        async with self._store.watch(kind, SCOPE, after=revision) as watch:
+            async for batch in watch:
+                for event in batch.events:
+                    for made in self._memory.events_of(event):
+                        self._publish(made)
 
     async def _measure(self) -> None:
         process = psutil.Process()

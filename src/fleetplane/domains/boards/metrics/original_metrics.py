@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Final
 
 import structlog
@@ -12,6 +13,7 @@ from fleetplane.domains.boards.inventory.boards import SERVER, Boards, status_of
 from fleetplane.domains.boards.kinds import Board, Silence, number_of
 from fleetplane.domains.boards.metrics.history import MetricsHistory
 from fleetplane.domains.boards.ports import MetricsIntake
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 
@@ -47,10 +49,14 @@ class OriginalMetrics:
         """Until cancelled."""
         while True:
             await self._clock.sleep(self._every_seconds)
-            async with asyncio.TaskGroup() as tasks:
+            async with Boundary() as tasks:
                 for board in self._boards.all():
                     if self._is_asked(board):
-                        tasks.create_task(self._ask(number_of(board)), name="boards/original-metrics")
+                        tasks.once(
+                            "boards/original-metrics-of",
+                            partial(self._ask, number_of(board)),
+                            about=board.name,
+                        )
 
     def _is_asked(self, board: Board) -> bool:
         status = status_of(board)

@@ -8,9 +8,9 @@ anyone telling. Also ends reservations whose time is over.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -36,6 +36,7 @@ from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE, Device, device_num
 from fleetplane.domains.boards.pins.rules import GiveUp, LeaveAlone, PinSeen
 from fleetplane.fleet import freeze as freezing
 from fleetplane.fleet.freeze import FROZEN, Freezes
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, ResourceExhausted
 from fleetplane.kernel.reconcile import Reason, Reconciler, Result
@@ -129,13 +130,13 @@ class GpioController:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.reconciler.run(), name="boards/gpio/reconcile")
-            tasks.create_task(self._follow_devices(), name="boards/gpio/devices")
-            tasks.create_task(self._follow_boards(), name="boards/gpio/boards")
-            tasks.create_task(self._follow_doubts(), name="boards/gpio/doubts")
-            tasks.create_task(self._end_leases(), name="boards/gpio/leases")
-            tasks.create_task(self._freezes.follow(self._thaw), name="boards/gpio/freezes")
+        async with Boundary() as tasks:
+            tasks.keep("boards/gpio/reconcile", self.reconciler.run)
+            tasks.keep("boards/gpio/devices", self._follow_devices)
+            tasks.keep("boards/gpio/boards", self._follow_boards)
+            tasks.keep("boards/gpio/doubts", self._follow_doubts)
+            tasks.keep("boards/gpio/leases", self._end_leases)
+            tasks.keep("boards/gpio/freezes", partial(self._freezes.follow, self._thaw))
 
     def _thaw(self, _scope: str) -> None:
         """A freeze was set or lifted: look at every board with pins."""

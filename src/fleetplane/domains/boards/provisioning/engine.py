@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 import structlog
@@ -52,6 +53,7 @@ from fleetplane.domains.boards.provisioning.results import ACTOR, Aftermath
 from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
 from fleetplane.domains.boards.provisioning.selection import Survey
 from fleetplane.domains.boards.provisioning.steps import BoardWork
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, NotFound
 from fleetplane.kernel.events import EventType
@@ -231,13 +233,13 @@ class Engine:
         """Work on operations until cancelled; those that an earlier server began go on."""
         self._runs = True
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._adopt(), name="boards/operations/adopt")
+            async with Boundary() as tasks:
+                tasks.keep("boards/operations/adopt", self._adopt)
                 while True:
                     name = await self._wanted.get()
                     self._waiting.discard(name)
                     if name not in self._cancelled and not is_over(self._parts.operations.get(name)):
-                        task = tasks.create_task(self._see_through(name), name=f"boards/operation/{name}")
+                        task = tasks.keep("boards/operation", partial(self._see_through, name), about=name)
                         self._running[name] = task
         finally:
             self._runs = False
@@ -258,9 +260,12 @@ class Engine:
             await self._owning(name)
         except OperationTaken as error:  # what is left to do about it is another server's
             log.warning("boards.provision.taken", operation=name, error=error.message)
-            return
-        finally:
             self._over(name)
+            return
+        except asyncio.CancelledError:
+            self._over(name)
+            raise
+        self._over(name)  # after a failure it is begun again, and not over
         self._go(self._parts.operations.get(name))  # if it was asked for again at once, elsewhere
 
     async def _owning(self, name: str) -> None:

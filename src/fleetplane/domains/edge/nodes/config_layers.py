@@ -30,10 +30,10 @@ from fleetplane.fleet.rollouts.holds import HoldReader
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
 from fleetplane.kernel.store import Draft, Store
+from fleetplane.kernel.values.documents import check_document
 
 LAYER_LIMIT_BYTES = 256 * 1024
 """Of one layer; three of them merged stay well below what daemons read in one message (4 MiB)."""
-DEPTH_LIMIT = 32
 MERGED_LIMIT = 4096
 """Merged configurations remembered: one per tenant, and one per node that has a layer of its own."""
 SUBJECT = "edge.config"
@@ -109,25 +109,8 @@ def parsed(content: bytes, *, field: str = "config") -> dict[str, Json]:
         raise InvalidArgument(f"the configuration is not JSON: {error}", field=field) from error
     if not isinstance(found, dict):
         raise InvalidArgument("the configuration must be a JSON object", field=field)
-    if _depth(found) > DEPTH_LIMIT:
-        raise InvalidArgument(f"the configuration is nested deeper than {DEPTH_LIMIT} levels", field=field)
+    check_document(found, field=field)
     return found
-
-
-def _depth(value: Json) -> int:
-    """How deep it goes, counted only as far as matters."""
-    level: list[Json] = [value]
-    for depth in range(DEPTH_LIMIT + 1):
-        inner: list[Json] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner += one.values()
-            elif isinstance(one, list):
-                inner += one
-        if not inner:
-            return depth
-        level = inner
-    return DEPTH_LIMIT + 1
 
 
 def merge(below: Document, above: Document) -> dict[str, Json]:
@@ -240,6 +223,7 @@ class ConfigLayers:
 
 def layer_spec(document: Document, *, actor: str) -> ConfigLayerSpec:
     """A layer as it is stored; raises `InvalidArgument` for one that no daemon could take."""
+    check_document(document, field="config")
     content = compact(parsed(compact(document)))
     return ConfigLayerSpec(content=content, version=version_of(content), set_by=actor)
 

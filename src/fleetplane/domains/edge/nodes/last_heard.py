@@ -8,10 +8,12 @@ in between it answers from memory. On a database file there is nobody else, and 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import NoReturn
 
 import structlog
 
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.presence.heard import Heard
@@ -55,9 +57,9 @@ class LastHeard:
         if self._heard is None:
             await asyncio.get_running_loop().create_future()
             return
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._heard.run_here(), name=f"{self._channel}/heard")
-            tasks.create_task(self._read(self._heard), name=f"{self._channel}/last-heard")
+        async with Boundary() as tasks:
+            tasks.keep(f"{self._channel}/heard", self._heard.run_here)
+            tasks.keep(f"{self._channel}/last-heard", partial(self._read, self._heard))
 
     async def _read(self, heard: Heard) -> NoReturn:
         while True:

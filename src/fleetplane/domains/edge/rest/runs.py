@@ -16,7 +16,7 @@ from fleetplane.domains.edge.rest import views
 from fleetplane.domains.edge.rest.common import EdgeCall, Manner, actor, tenant
 from fleetplane.domains.edge.rest.shapes import Cancelled, Preview, RunDetail, RunPage, ShownMember, ShownRun
 from fleetplane.domains.edge.runs import target_spellings as targets
-from fleetplane.domains.edge.runs.channel import EdgeRun, EdgeRuns, ToolRequest
+from fleetplane.domains.edge.runs.channel import EdgeRun, EdgeRuns, ToolRequest, encoded_args
 from fleetplane.domains.edge.runs.policy_spellings import PolicyBody, policy_of
 from fleetplane.domains.edge.streams.call_encoding import SECURITY_CONTEXT, public_id
 from fleetplane.fleet.runs.channel import RunOrder
@@ -113,7 +113,7 @@ class FleetRoutes:
             target=targets.from_json(body.target),
             call=ToolRequest(
                 tool=body.tool or body.tool_name,
-                args_json=msgspec.json.encode(body.args or {}),
+                args_json=encoded_args(body.args or {}),
                 security_context=body.security_context_name,
             ),
             policy=policy_of(body.policy or body, deadline_seconds=self._deadline_seconds),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -29,6 +29,7 @@ from fleetplane.kernel.actors import who
 from fleetplane.kernel.commands import Commands, CommandTarget
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.resources import Kind
+from fleetplane.kernel.values.documents import check_document
 
 ARGS_LIMIT_BYTES = 128 * 1024
 
@@ -66,6 +67,12 @@ class NodesOf:
     list: Callable[[str], Sequence[EdgeNode]]
     get: Callable[[str, str], EdgeNode]
     is_connected: Callable[[str], bool]
+
+
+def encoded_args(args: Mapping[str, Any]) -> bytes:
+    """A tool's arguments as they are stored; raises `InvalidArgument` for what no command could carry."""
+    check_document(args, field="args", within=1)
+    return msgspec.json.encode(args)
 
 
 class EdgeChannel(RunChannel[EdgeRunSpec, Target, ToolRequest]):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 
 from fleetplane.domains.edge.identity.server_key import ServerKey
 from fleetplane.domains.edge.identity.tokens import NodeTokens
@@ -20,6 +20,7 @@ from fleetplane.domains.edge.streams.verification import SealPolicy, Verifier
 from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.streams.host import StreamPolicy
 from fleetplane.kernel.attention import Attention
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import CommandLimits, keep_deadlines
 from fleetplane.kernel.identity.revocation import Revocations
@@ -123,19 +124,19 @@ class StreamSide:
     async def run_here(self) -> None:
         """On every server, for those daemons whose streams are here, until cancelled."""
         ledger = self.dispatcher.ledger
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(ledger.run_here(), name="edge/commands")
-            tasks.create_task(self.controller.run(), name="edge/controller")
-            tasks.create_task(self.dispatcher.courier.run(ledger, self._attention), name="edge/places")
-            tasks.create_task(self.whereabouts.run_here(), name="edge/whereabouts")
-            tasks.create_task(self.last_heard.run_here(), name="edge/last-heard")
+        async with Boundary() as tasks:
+            tasks.keep("edge/commands", ledger.run_here)
+            tasks.keep("edge/controller", self.controller.run)
+            tasks.keep("edge/places", partial(self.dispatcher.courier.run, ledger, self._attention))
+            tasks.keep("edge/whereabouts", self.whereabouts.run_here)
+            tasks.keep("edge/last-heard", self.last_heard.run_here)
 
     async def run_active(self) -> None:
         """On the server that does what one does for all, until cancelled."""
         ledger = self.dispatcher.ledger
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(keep_deadlines(ledger, self._clock, self._attention), name="edge/deadlines")
-            tasks.create_task(self.whereabouts.run_for_all(self._ended), name="edge/departures")
+        async with Boundary() as tasks:
+            tasks.keep("edge/deadlines", partial(keep_deadlines, ledger, self._clock, self._attention))
+            tasks.keep("edge/departures", partial(self.whereabouts.run_for_all, self._ended))
 
     async def _ended(self, node_id: str, session: int) -> None:
         """The server that had this session is gone, and the daemon came to no other in time."""

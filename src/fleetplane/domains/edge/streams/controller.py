@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -23,6 +24,7 @@ from fleetplane.fleet.freeze import Freezes
 from fleetplane.fleet.rollouts.records import HOLD
 from fleetplane.fleet.streams.silence import SilenceWatch
 from fleetplane.kernel.attention import Attention
+from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.liveness import LivenessChanged, LivenessPolicy
 from fleetplane.kernel.presence import Whereabouts
@@ -123,7 +125,8 @@ class EdgeController:
         if not live.session.is_open:
             return
         refused = live.config_refused
-        self._pushes.look(live, node)
+        with contained("edge/push", about=live.node_id):
+            self._pushes.look(live, node)
         if refused and not live.config_refused and self.standings.is_shared:
             self.standings.note(live)  # a rollout on another server waits for another answer
         if live.held:
@@ -149,14 +152,14 @@ class EdgeController:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.standings.run(), name="edge/standings")
-            tasks.create_task(self._follow_records(), name="edge/records")
+        async with Boundary() as tasks:
+            tasks.keep("edge/standings", self.standings.run)
+            tasks.keep("edge/records", self._follow_records)
             for kind in (CONFIG_LAYER, HOLD):
-                tasks.create_task(self._follow_layers(kind), name=f"edge/{kind.name}")
-            tasks.create_task(self._watch.run(self._fell_silent), name="edge/silence")
-            tasks.create_task(self._freezes.follow(self._thaw), name="edge/freezes")
-            tasks.create_task(self._keep_time(), name="edge/time")
+                tasks.keep(f"edge/{kind.name}", partial(self._follow_layers, kind))
+            tasks.keep("edge/silence", partial(self._watch.run, self._fell_silent))
+            tasks.keep("edge/freezes", partial(self._freezes.follow, self._thaw))
+            tasks.keep("edge/time", self._keep_time)
 
     async def _follow_records(self) -> None:
         async with self._store.watch(EDGE_NODE) as watch:

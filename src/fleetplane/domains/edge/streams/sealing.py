@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn, Protocol
 
+from google.protobuf.struct_pb2 import Struct
+
 from fleetplane.domains.edge.streams.call_encoding import ToolCall, public_id
 from fleetplane.domains.edge.wire import envelope
 from fleetplane.domains.edge.wire import messages as wire
 from fleetplane.domains.edge.wire import user_envelope as userseal
-from fleetplane.domains.edge.wire.protobuf_types import struct_of
 from fleetplane.gen.aegis.cluster.v1 import cluster_pb2 as pb
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.values.documents import check_document
 
 COMMAND_LIMIT_BYTES = 3 * 1024 * 1024
 """Of one command: daemons read messages of up to 4 MiB."""
@@ -55,11 +57,13 @@ class Sealer:
     def tool_call(self, command: str, call: ToolCall) -> bytes:
         """A whole command of the ledger, serialized: the same for every daemon that gets it."""
         args = decoded_args(call.args_json)
+        sealed = Struct()
+        sealed.update({"tool_name": call.tool, "args": args})
         seal = pb.SealEnvelope(
             user_security_token=self._user_token(command, call),
             tenant_id=call.tenant,
             security_context_name=call.security_context,
-            payload=struct_of({"tool_name": call.tool, "args": args}),
+            payload=sealed,
         )
         made = wire.invoke_tool(
             public_id(command),
@@ -98,6 +102,7 @@ def decoded_args(args_json: bytes) -> dict[str, Any]:
         raise InvalidArgument(f"the arguments are not JSON: {error}", field="args") from error
     if not isinstance(args, dict):
         raise InvalidArgument("the arguments must be a JSON object", field="args")
+    check_document(args, field="args", within=1)  # of the sealed payload
     return args
 
 

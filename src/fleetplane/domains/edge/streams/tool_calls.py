@@ -33,12 +33,11 @@ from fleetplane.domains.edge.streams.live import DaemonPresences, LiveDaemon, To
 from fleetplane.domains.edge.streams.sealing import Sealer, decoded_args
 from fleetplane.domains.edge.wire import messages as wire
 from fleetplane.domains.edge.wire.messages import Channel, Progress, ResultOutcome, ToolResult
-from fleetplane.domains.edge.wire.protobuf_types import struct_of
 from fleetplane.fleet.streams.courier import StreamCourier
 from fleetplane.gen.fleetplane.edge.v1 import tolerant_pb2
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Command, CommandLimits, Commands, State
-from fleetplane.kernel.errors import FleetplaneError, InvalidArgument
+from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.store import Store
 from fleetplane.kernel.values.times import NS
@@ -141,7 +140,7 @@ class Dispatcher:
             raise InvalidArgument(
                 f"a call has between 0 and {DEADLINE_LIMIT_SECONDS:g} seconds", field="deadline_seconds"
             )
-        struct_of(decoded_args(call.args_json))
+        decoded_args(call.args_json)
 
     # For the ledger and its courier.
 
@@ -163,12 +162,8 @@ class Dispatcher:
     def room(self, live: LiveDaemon) -> int:
         return self.policy.room(live.dialect)
 
-    def encode(self, live: LiveDaemon, command: Command) -> tuple[bytes, ToolFlight] | None:
-        try:
-            serialized, deadline_seconds = self._call(command)
-        except (FleetplaneError, msgspec.MsgspecError) as error:
-            log.error("edge.call_unusable", command=command.name, error=str(error))
-            return None
+    def encode(self, live: LiveDaemon, command: Command) -> tuple[bytes, ToolFlight]:
+        serialized, deadline_seconds = self._call(command)
         now_ns = self._clock.now_ns()
         over_ns = now_ns + round(self.policy.run_for_seconds(deadline_seconds) * NS)
         return self._presences.sealed(live, serialized), ToolFlight(sent_at_ns=now_ns, over_at_ns=over_ns)

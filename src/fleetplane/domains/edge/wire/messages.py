@@ -368,7 +368,7 @@ def invoke_tool(
             security_context_name=security_context,
             seal_envelope=seal,
             tool_name=tool,
-            args=struct_of(args),
+            args=struct_of(args, field="args"),
             deadline=Duration(seconds=math.ceil(deadline_seconds)),
         )
     )
@@ -386,7 +386,8 @@ def push_config(dialect: Dialect, *, version: str, document: bytes) -> pb.EdgeCo
     """
     delta = document
     if dialect is Dialect.LEGACY:
-        delta = struct_of(msgspec.json.decode(document, type=dict[str, Any])).SerializeToString()
+        config = msgspec.json.decode(document, type=dict[str, Any])
+        delta = struct_of(config, field="config").SerializeToString()
     return pb.EdgeCommand(push_config=pb.PushConfig(config_delta=delta, version=version))
 
 

@@ -9,15 +9,14 @@ from google.protobuf import json_format
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.struct_pb2 import Struct
 
-from fleetplane.kernel.errors import InvalidArgument
+from fleetplane.kernel.values.documents import check_document
 
 
-def struct_of(document: Mapping[str, Any]) -> Struct:
+def struct_of(document: Mapping[str, Any], *, field: str = "document") -> Struct:
+    """`field` is what the document is called if it cannot be sent."""
+    check_document(document, field=field)
     made = Struct()
-    try:
-        made.update(document)
-    except (ValueError, TypeError) as error:
-        raise InvalidArgument(f"the document cannot be sent: {error}") from error
+    made.update(document)
     return made
 
 

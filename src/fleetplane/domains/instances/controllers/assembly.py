@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -25,6 +25,7 @@ from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.records.intents import Intents
 from fleetplane.domains.instances.records.reports import Reports
 from fleetplane.kernel.backoff import Backoff
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.identity import Authority
@@ -106,7 +107,7 @@ class Machinery:
         self._groups = groups
         self._images = images
         self._rechecks: set[str] = set()
-        self._tasks: asyncio.TaskGroup | None = None
+        self._tasks: Boundary | None = None
 
     def __repr__(self) -> str:
         return f"<Machinery {self.provider.kind} {self.controller!r}>"
@@ -116,10 +117,10 @@ class Machinery:
         try:
             await self._start()
             log.info("instances.started", provider=self.provider.kind)
-            async with asyncio.TaskGroup() as tasks:
+            async with Boundary() as tasks:
                 self._tasks = tasks
-                tasks.create_task(self.leader.run())
-                tasks.create_task(self._keep_images())
+                tasks.keep("instances/leader", self.leader.run)
+                tasks.keep("instances/images", self._keep_images)
                 try:
                     await self.controller.run()
                 finally:
@@ -153,7 +154,9 @@ class Machinery:
         if self._tasks is None or instance.name in self._rechecks or len(self._rechecks) >= RECHECKS_LIMIT:
             return
         self._rechecks.add(instance.name)
-        task = self._tasks.create_task(self.controller.recheck(instance))
+        task = self._tasks.once(
+            "instances/recheck", partial(self.controller.recheck, instance), about=instance.name
+        )
         task.add_done_callback(lambda _task: self._rechecks.discard(instance.name))
 
 

@@ -6,9 +6,9 @@ leaves behind why nothing more was done.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -20,6 +20,7 @@ from fleetplane.domains.instances.rules import balancing, names, quotas, silence
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.fleet.rollouts.records import HOLD
 from fleetplane.kernel.access import covers
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.freeze import FREEZE
 from fleetplane.kernel.reconcile import Reason, Reconciler, Result
@@ -90,13 +91,14 @@ class GroupController:
         self.look_at_everything()
         unsubscribe = self._parts.groups.on_change(self._look_at_many)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.reconciler.run())
-                tasks.create_task(self._parts.observations.watch_over(self._owner, self._looked))
-                tasks.create_task(self._follow_instances())
-                tasks.create_task(self._follow_groups())
+            async with Boundary() as tasks:
+                tasks.keep("instances/groups", self.reconciler.run)
+                looking = partial(self._parts.observations.watch_over, self._owner, self._looked)
+                tasks.keep("instances/observations", looking)
+                tasks.keep("instances/follow", self._follow_instances)
+                tasks.keep("instances/follow-groups", self._follow_groups)
                 for kind in (TENANT, FREEZE, HOLD):
-                    tasks.create_task(self._follow_scopes(kind))
+                    tasks.keep(f"instances/{kind.name}", partial(self._follow_scopes, kind))
         finally:
             unsubscribe()
 

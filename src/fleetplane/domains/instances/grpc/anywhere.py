@@ -6,13 +6,14 @@ followed in the store: keys that have come, reports, and who has left. On a data
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from fleetplane.domains.instances.grpc.agents import REPORTS, AgentService
 from fleetplane.domains.instances.kinds import PUBLIC_KEY, Instance
 from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.records.reports import Reports
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.presence import PRESENCE, Whereabouts
 from fleetplane.kernel.store import Store, follow
 
@@ -36,11 +37,11 @@ class AgentsAnywhere:
 
     async def run_here(self) -> None:
         """What every server does, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._places.run_here())
-            tasks.create_task(self._reports.run())
-            tasks.create_task(self._reports.follow(self._agents.reported_anywhere))
-            tasks.create_task(self._follow_keys())
+        async with Boundary() as tasks:
+            tasks.keep("instances/places", self._places.run_here)
+            tasks.keep("instances/reports", self._reports.run)
+            tasks.keep("instances/reported", partial(self._reports.follow, self._agents.reported_anywhere))
+            tasks.keep("instances/keys", self._follow_keys)
 
     async def run_for_all(self, went: Went) -> None:
         """What the active server does: `went` is told of agents that have left, wherever they were."""
@@ -48,9 +49,9 @@ class AgentsAnywhere:
         async def server_went(place: str, _number: int) -> None:
             self._left(place, went)
 
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._places.run_for_all(server_went))
-            tasks.create_task(self._follow_departures(went))
+        async with Boundary() as tasks:
+            tasks.keep("instances/servers-gone", partial(self._places.run_for_all, server_went))
+            tasks.keep("instances/departures", partial(self._follow_departures, went))
 
     async def _follow_keys(self) -> None:
         async for batch in follow(self._store, PUBLIC_KEY):

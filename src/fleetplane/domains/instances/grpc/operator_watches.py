@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from fleetplane.domains.instances import wire
 from fleetplane.domains.instances.grpc.operator_groups import OperatorGroups, Statuses
@@ -21,6 +22,7 @@ from fleetplane.domains.instances.live.errors import ErrorFeed
 from fleetplane.domains.instances.records.groups import Groups
 from fleetplane.domains.instances.wire import EventGeneration
 from fleetplane.gen.nstance.v1 import operator_pb2
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import Compacted, ResourceExhausted, Unavailable
 from fleetplane.kernel.resources import AnyKind
@@ -68,9 +70,9 @@ class OperatorWatches:
 
     async def run(self) -> None:
         """Ring for whatever changes in the store, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
+        async with Boundary() as tasks:
             for kind in (GROUP, INSTANCE):
-                tasks.create_task(self._listen(kind), name=f"instances/bell/{kind.name}")
+                tasks.keep(f"instances/bell/{kind.name}", partial(self._listen, kind))
 
     async def _listen(self, kind: AnyKind) -> None:
         # At the beginning for all: what happened before we listened.

@@ -6,7 +6,6 @@ within which it is not repeated. A tenant keeps so many; the one that came least
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import structlog
 from fleetplane.domains.instances.configuration.validate import identifier_problem
 from fleetplane.domains.instances.kinds import COMPLAINT, Complaint, tenant_of, tenant_scope
 from fleetplane.fleet.streams.status_writer import StatusWriter
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.resources import Key, Nothing, Resource
@@ -75,9 +75,9 @@ class Complaints:
 
     async def run_here(self) -> None:
         """Write down what is met here, and tell of what is written anywhere; until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._writer.run())
-            tasks.create_task(self._follow())
+        async with Boundary() as tasks:
+            tasks.keep("instances/errors/write", self._writer.run)
+            tasks.keep("instances/errors/follow", self._follow)
 
     async def _follow(self) -> None:
         async for batch in follow(self._store, COMPLAINT, again=self._tell_missed):

@@ -7,8 +7,8 @@ follow from it, and here for whoever asks why nothing happens.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import msgspec
 import structlog
@@ -32,6 +32,7 @@ from fleetplane.domains.proxies.serving.workspaces import Workspaces
 from fleetplane.fleet import freeze as freezing
 from fleetplane.fleet.freeze import FROZEN, Freezes
 from fleetplane.kernel.access import covers
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, NotFound
 from fleetplane.kernel.events import EventType
@@ -87,10 +88,10 @@ class CertificateController:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.reconciler.run(), name="certificates/reconcile")
-            tasks.create_task(self._follow(), name="certificates/follow")
-            tasks.create_task(self._freezes.follow(self._thaw), name="certificates/freezes")
+        async with Boundary() as tasks:
+            tasks.keep("certificates/reconcile", self.reconciler.run)
+            tasks.keep("certificates/follow", self._follow)
+            tasks.keep("certificates/freezes", partial(self._freezes.follow, self._thaw))
 
     def _thaw(self, scope: str) -> None:
         """A freeze was set or lifted: look at the certificates that it concerns."""

@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import structlog
 
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, Unavailable
 from fleetplane.kernel.store.bells.bus import Bus, BusLine, BusState, message, number_of
@@ -111,9 +112,9 @@ class Doorbell:
 
     async def run(self) -> None:
         """Ring and answer until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._answer(), name="bell/answer")
-            tasks.create_task(self._connect(), name="bell/connect")
+        async with Boundary() as tasks:
+            tasks.keep("bell/answer", self._answer)
+            tasks.keep("bell/connect", self._connect)
 
     async def _answer(self) -> NoReturn:
         while True:

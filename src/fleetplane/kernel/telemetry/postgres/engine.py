@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, Self
 
+from fleetplane.kernel import boundary
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.telemetry.engine import Written
 from fleetplane.kernel.telemetry.postgres import schema
@@ -62,7 +63,7 @@ class PostgresTelemetry:
         except BaseException:
             await engine.close()
             raise
-        engine._looking = asyncio.create_task(engine._look(), name="telemetry/looking")
+        engine._looking = asyncio.create_task(boundary.kept("telemetry/looking", engine._look))
         return engine
 
     async def close(self) -> None:
