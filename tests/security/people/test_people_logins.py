@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +24,7 @@ from fleetplane.fleet.people.attempts.throttle import (
 )
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.errors import ResourceExhausted, Unauthenticated
-from fleetplane.kernel.identity.passwords import PAUSE_SECONDS
+from fleetplane.kernel.identity.passwords import PAUSE_SECONDS, STRANGERS_WAITING, Passwords
 from fleetplane.kernel.networks import network_of
 
 HOME, STRANGER = "203.0.113.5", "198.51.100.66"
@@ -80,6 +83,39 @@ async def test_known_addresses_are_known_after_a_restart_and_guesses_there_are_b
     async with rest_api(tmp_path, clock=StandingClock()) as api:
         codes = await guess(api, HOME, KNOWN_PER_MINUTE + 2)
         assert codes == [401] * KNOWN_PER_MINUTE + [429] * 2
+
+
+async def test_a_flood_of_wrong_logins_is_refused_before_it_is_hashed_and_the_owner_gets_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits, hashed, go_on = Passwords._fits, Counter[str](), threading.Event()
+
+    def slowly(passwords: Passwords, stored: str, password: str) -> bool:
+        hashed[password] += 1
+        if password != ADMIN_PASSWORD:
+            go_on.wait(60)
+        return fits(passwords, stored, password)
+
+    async with rest_api(tmp_path, clock=StandingClock()) as api:
+        assert (await login(api, HOME, ADMIN_PASSWORD)).status_code == 200
+        monkeypatch.setattr(Passwords, "_fits", slowly)
+        addresses = [f"198.51.{number}.1" for number in range(100)]
+        flood = [
+            asyncio.create_task(login(api, one, "wrong password")) for one in addresses for _ in range(4)
+        ]
+        try:
+            while sum(one.done() for one in flood) < len(flood) - STRANGERS_WAITING - 1:
+                await asyncio.wait([one for one in flood if not one.done()], return_when="FIRST_COMPLETED")
+            assert hashed == {"wrong password": 1}, "the others wait, or were refused"
+            assert (await login(api, HOME, ADMIN_PASSWORD)).status_code == 200
+            assert (await api.http.get("/healthz")).status_code == 200
+        finally:
+            go_on.set()
+        answers = [await one for one in flood]
+        assert Counter(one.status_code for one in answers)[429] >= len(flood) - STRANGERS_WAITING - 1
+        assert all(int(one.headers["retry-after"]) for one in answers if one.status_code == 429)
+        new = await login(api, "203.0.113.77", ADMIN_PASSWORD)
+        assert new.status_code == 200, "what was refused before it was hashed was no guess at the account"
 
 
 def attempt(address: str, *, account: str = "user/1", known: bool = False) -> Attempt:

@@ -28,7 +28,7 @@ from fleetplane.fleet.people.account_kind import (
     subject_of,
 )
 from fleetplane.fleet.people.account_rules import AccountRules, Companion, S, T
-from fleetplane.fleet.people.attempts.throttle import LoginThrottle
+from fleetplane.fleet.people.attempts.throttle import Attempt, LoginThrottle
 from fleetplane.fleet.people.linked_logins import LinkedFamily, LinkedLogins, LoginCloser
 from fleetplane.kernel.actors import who
 from fleetplane.kernel.clock import Clock
@@ -75,7 +75,7 @@ class Accounts(Generic[S, T]):
             logins=logins, check_remove=self._check_remove_profile, remove=self._remove_profile
         )
         self._linked.add(rules.family, family)
-        self._passwords = Passwords(store, master, namespace=FAMILY)
+        self._passwords = Passwords(store, master, namespace=FAMILY, queue=self._linked.hashing)
         self._throttle = LoginThrottle(store, master, clock, namespace=rules.namespace, limits=rules.limits)
 
     def __repr__(self) -> str:
@@ -131,7 +131,7 @@ class Accounts(Generic[S, T]):
             self._linked.begin(person, attempt, now=self._clock.now_ns() / 1e9)
         is_active = user is None or rules.active(self._store, user.name) is not None
         may_check = account is not None and (rules.tells_inactive or is_active)
-        stored = await self._passwords.verify(person if may_check else None, password)
+        stored = await self._checked(person, attempt, password, may_check=may_check)
         if stored is None or account is None:
             self._throttle.failed(attempt, login)
             raise Unauthenticated(rules.wrong_login)
@@ -154,6 +154,22 @@ class Accounts(Generic[S, T]):
         if self._passwords.outdated(stored):
             await self._rehash(account.name, password, still_good, actor=actor or rules.principal(user))
         return Authenticated(account=user, still_good=still_good)
+
+    async def _checked(
+        self, person: str | None, attempt: Attempt, password: str, *, may_check: bool
+    ) -> str | None:
+        """What is stored of the password, if it is this one; checked when it is the attempt's turn."""
+        admitted = False
+        try:
+            async with self._linked.hashing.place("" if attempt.known else attempt.network):
+                admitted = True
+                await self._throttle.count(attempt)
+                return await self._passwords.verify(person if may_check else None, password)
+        finally:
+            if not admitted:
+                self._throttle.withdrawn(attempt)
+                if person is not None:
+                    self._linked.withdrawn(person, attempt)
 
     async def _welcome(self, account: Account) -> Resource[S, T] | None:  # noqa: ARG002  # see the domains'
         """A profile for an account that has none here and comes by its own name; None if it may not come."""

@@ -13,7 +13,7 @@ from typing import Protocol
 from fleetplane.fleet.people.account_kind import FAMILY, Account
 from fleetplane.fleet.people.attempts.throttle import Attempt
 from fleetplane.kernel.errors import ResourceExhausted
-from fleetplane.kernel.identity.passwords import Failures
+from fleetplane.kernel.identity.passwords import Failures, HashingQueue
 
 FAILURES_LIMIT = 10
 """Wrong passwords of one account from one address at the logins of all families: what one of them allows."""
@@ -38,6 +38,8 @@ class LinkedLogins:
     def __init__(self) -> None:
         self._families: dict[str, LinkedFamily] = {}
         self._failures = Failures(limit=FAILURES_LIMIT)
+        self.hashing = HashingQueue()
+        """One for all families, which share a processor."""
 
     def add(self, name: str, family: LinkedFamily) -> None:
         self._families[name] = family
@@ -59,6 +61,11 @@ class LinkedLogins:
                 "too many attempts to log in", retry_after_seconds=pause, details={"cause": "locked"}
             )
         self._failures.failed(pair, now=now)
+
+    def withdrawn(self, account: str, attempt: Attempt) -> None:
+        """The attempt was refused before its password was checked: it was no guess."""
+        if not attempt.known:
+            self._failures.take_back(_pair(account, attempt))
 
     def succeeded(self, account: str, attempt: Attempt) -> None:
         if not attempt.known:

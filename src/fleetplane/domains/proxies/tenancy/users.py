@@ -226,7 +226,7 @@ class Users(Accounts[UserSpec, Nothing]):
         pause = self._wrong_passwords.pause_seconds(session, now=now)
         if pause:
             raise ResourceExhausted("too many attempts", retry_after_seconds=pause)
-        if await self._passwords.verify(self.account_of(user.name).name, current) is None:
+        if await self._passwords.verify_own(self.account_of(user.name).name, current) is None:
             self._wrong_passwords.failed(session, now=now)
             raise Unauthenticated("the current password is wrong")
         USER_RULES.check_password(new, field="new_password")

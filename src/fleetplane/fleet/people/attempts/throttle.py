@@ -89,6 +89,11 @@ class Guesses:
         """How long the next attempt for this account from this address has to wait."""
         return 0.0 if attempt.known else self._pairs.pause_seconds(_pair(attempt), now=now)
 
+    def withdrawn(self, attempt: Attempt) -> None:
+        if not attempt.known:
+            self._pairs.take_back(_pair(attempt))
+            self._accounts.take_back(attempt.account)
+
     def succeeded(self, attempt: Attempt) -> None:
         if not attempt.known:
             self._pairs.succeeded(_pair(attempt))
@@ -102,6 +107,13 @@ class Guesses:
 
 def _pair(attempt: Attempt) -> str:
     return f"{attempt.account}\0{attempt.network}"
+
+
+def _refuse(wait_seconds: float) -> None:
+    if wait_seconds:
+        raise ResourceExhausted(
+            "too many attempts to log in", retry_after_seconds=wait_seconds, details={"cause": "locked"}
+        )
 
 
 def _account(user: str) -> str:
@@ -139,14 +151,17 @@ class LoginThrottle:
         known = await self._known(user or NOBODY)
         account = _account(user) if user is not None else f"login/{login}"
         attempt = Attempt(account=account, network=network, known=network in known)
-        wait = self._guesses.wait_seconds(attempt, now=self._clock.now_ns() / 1e9)
-        if not wait and not attempt.known and self._shared is not None:
-            wait = await self._shared.begin(account, network)
-        if wait:
-            raise ResourceExhausted(
-                "too many attempts to log in", retry_after_seconds=wait, details={"cause": "locked"}
-            )
+        _refuse(self._guesses.wait_seconds(attempt, now=self._clock.now_ns() / 1e9))
         return attempt
+
+    async def count(self, attempt: Attempt) -> None:
+        """Count it at the other servers, too, which is a write: after it was admitted to be hashed."""
+        if not attempt.known and self._shared is not None:
+            _refuse(await self._shared.begin(attempt.account, attempt.network))
+
+    def withdrawn(self, attempt: Attempt) -> None:
+        """The attempt was refused before its password was checked: it was no guess."""
+        self._guesses.withdrawn(attempt)
 
     def failed(self, attempt: Attempt, login: str) -> None:
         """Log that the account pauses, if this wrong password was one too many."""
