@@ -59,6 +59,11 @@ class ReadGate:
         """Whether reads are answered here, as far as is known without asking."""
         return self._standby.index.silent_seconds <= FRESH_SECONDS
 
+    @property
+    def may_lead(self) -> bool:
+        """Whether nobody else can be the leader yet, by this server's own clock, if this one is."""
+        return self._standby.index.holds_seat
+
     def elsewhere(self) -> StandsBy:
         return elsewhere(self._standby)
 

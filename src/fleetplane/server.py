@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from fleetplane import assembly, ready_file
+from fleetplane import assembly, environment, ready_file
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.errors import IntegrityError, SettingsError
 from fleetplane.kernel.kinds import KERNEL_KINDS
@@ -38,6 +38,7 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
     """Run until SIGTERM or SIGINT, then end what is open cleanly."""
     clock: Clock = SystemClock()
     stop = _stop_on_signals()
+    supervisor = environment.taken("NOTIFY_SOCKET")  # a listener alone would say that the server is ready
     data_dir = Path(settings.data_dir)
     ensure_private(data_dir, setting="data_dir")
     blueprints = assembly.blueprints(settings)
@@ -54,7 +55,9 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
             meanwhile=lambda standby: _tell(joined, standby),
         )
         turn = asyncio.ensure_future(stack.enter_async_context(opening))
-        serving = Serving(settings, keys, blueprints, clock, announce=announce, turn=turn, stop=stop)
+        serving = Serving(
+            settings, keys, blueprints, clock, announce=announce, turn=turn, stop=stop, supervisor=supervisor
+        )
         try:
             await _live(serving, joined, turn, stop)
         except (IntegrityError, SettingsError):

@@ -81,7 +81,9 @@ class Serving:
         announce: Announce,
         turn: Turn,
         stop: asyncio.Event,
+        supervisor: str = "",
     ) -> None:
+        """`supervisor` is the socket at which it is told that this server serves, or ends."""
         self._settings = settings
         self._keys = keys
         self._blueprints = blueprints
@@ -93,6 +95,7 @@ class Serving:
         self._announce = announce
         self._turn = turn
         self._stop = stop
+        self._supervisor = supervisor
         self.is_up = False
         """Whether everything is built and serves, so that it is kept when this server's turn comes."""
         self.leads = False
@@ -215,7 +218,15 @@ class Serving:
         """What every server does."""
         kernel, front, store = built.kernel, built.front, built.kernel.store
         space = Space(Path(self._settings.data_dir) / "fleetplane.db", lambda: store.statistics().writable)
-        front.ops.trouble = lambda: "the disk is full" if space.is_full else ""
+        gate = built.gate
+
+        def trouble() -> str:
+            if self.leads and gate is not None and not gate.may_lead:
+                return "the leader lease has run out"
+            return "the disk is full" if space.is_full else ""
+
+        front.ops.trouble = trouble
+        front.health.serves_while(lambda: not self.leads or gate is None or gate.may_lead)
         work: dict[str, Work] = {
             "attention": kernel.attention.run,
             "warden": front.warden.run,
@@ -238,16 +249,21 @@ class Serving:
         log.info("standby.reads_served", **front.addresses)
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
-            while standby.index.silent_seconds <= STALE_SECONDS:
-                await front.health.standing_by(reads=gate.is_fresh)
-                ends: list[asyncio.Future[Any]] = [self._turn, stopping]
-                done, _ = await asyncio.wait(ends, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                if done:
-                    return
+            ends: list[asyncio.Future[Any]] = [self._turn, stopping]
+            with self._published(front, role="follower"):
+                while standby.index.silent_seconds <= STALE_SECONDS:
+                    await front.health.standing_by(reads=gate.is_fresh)
+                    await asyncio.wait(ends, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                    if self._turn.done() or stopping.done():
+                        return
         finally:
             stopping.cancel()
         self.is_up = False
         log.info("standby.reads_end", silent_seconds=round(standby.index.silent_seconds, 1))
+
+    def _published(self, front: Front, *, role: str) -> contextlib.AbstractContextManager[None]:
+        place = self._settings.ready_file
+        return ready_file.published(place, front.addresses, role=role, supervisor=self._supervisor)
 
     # Leading.
 
@@ -288,7 +304,7 @@ class Serving:
         await front.health.serving()
         front.ops.readiness = Readiness.READY
         front.ops.reads, front.ops.elsewhere = bool, str
-        stack.enter_context(ready_file.published(self._settings.ready_file, addresses))
+        stack.enter_context(self._published(front, role="leader"))
         log.info("server.ready", version=__version__, pid=os.getpid(), **addresses)
         self._announce(addresses, [line for domain in built.domains for line in domain.notices])
         self.is_up = True
@@ -299,6 +315,7 @@ class Serving:
     async def _drain(self, built: Built) -> None:
         grace = self._settings.shutdown.grace_seconds
         log.info("server.stopping", grace_seconds=grace)
+        ready_file.tell_supervisor(self._supervisor, "STOPPING=1")
         built.front.ops.reads = bool
         built.front.ops.readiness = Readiness.DRAINING
         await built.front.health.draining()
@@ -307,6 +324,7 @@ class Serving:
 
     async def _given_up(self, built: Built) -> None:
         """End watches, each with where to go on, and streams of agents, of a server that stands by."""
+        built.front.ops.readiness = Readiness.DRAINING
         if not self.leads:
             await built.drain(GRACE_SECONDS)
 

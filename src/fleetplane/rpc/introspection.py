@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, cast
 
 import grpc
 from google.protobuf import descriptor_pool
@@ -44,14 +44,30 @@ def introspection_methods(listener: str) -> Iterator[MethodRow]:
         )
 
 
+class _Health(health.aio.HealthServicer):
+    may_serve: Callable[[], bool] = staticmethod(lambda: True)
+
+    async def Check(  # noqa: N802  # the protocol's
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> health_pb2.HealthCheckResponse:
+        found: health_pb2.HealthCheckResponse = await super().Check(request, context)
+        if found.status == health_pb2.HealthCheckResponse.SERVING and not self.may_serve():
+            return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
+        return found
+
+
 class HealthBoard:
     """The health status of the whole server, served on every listener and for every service."""
 
     def __init__(self) -> None:
-        self._servicer = health.aio.HealthServicer()
+        self._servicer = _Health()
         self._names: set[str] = {health.OVERALL_HEALTH, READS}
         self._anywhere: set[str] = {READS}
         self._reads: bool | None = None
+
+    def serves_while(self, may_serve: Callable[[], bool]) -> None:
+        """Say that nothing is served, whatever is set, as soon as this does not hold."""
+        self._servicer.may_serve = may_serve
 
     def add_to(self, app: GrpcApp) -> None:
         self._names.update(app.services())

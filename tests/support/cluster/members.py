@@ -22,7 +22,7 @@ from support.shared.free_ports import free_port
 from support.shared.nats_server import NatsServer
 from support.shared.postgres_server import PostgresServer
 from support.shared.rough_network import RoughNetwork, rough_network
-from support.shared.server_process import command
+from support.shared.server_process import command, is_leader
 
 DEADLINE_SECONDS = 60.0
 START_SECONDS = 120.0
@@ -80,15 +80,14 @@ class Member:
 
     @property
     def is_active(self) -> bool:
-        return self.is_running and self.ready.exists()
+        return self.is_running and is_leader(self.ready)
 
     @property
     def serves(self) -> bool:
         """Whether it answers, as the active one or as one that stands by."""
         if not self.is_running:
             return False
-        told = self.told()
-        return self.ready.exists() or told.rfind("standby.reads_served") > told.rfind("standby.reads_end")
+        return self.ready.exists()
 
     def start(self) -> None:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -139,7 +138,7 @@ class ServerCluster:
         found: list[tuple[int, Member]] = []
         for one in self.members:
             with suppress(FileNotFoundError):  # one that ends takes it away
-                if one.is_running:
+                if one.is_active:
                     found.append((one.ready.stat().st_mtime_ns, one))
         return max(found, key=lambda pair: pair[0], default=(0, None))[1]
 

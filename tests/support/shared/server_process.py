@@ -85,6 +85,14 @@ def command(data_dir: Path, *arguments: str) -> list[str]:
     ]
 
 
+def is_leader(ready: Path) -> bool:
+    """Whether a ready file says that its server takes every call."""
+    try:
+        return bool(json.loads(ready.read_text())["role"] == "leader")
+    except FileNotFoundError:
+        return False
+
+
 @contextmanager
 def running_server(
     data_dir: Path,
@@ -107,7 +115,7 @@ def running_server(
         )
     try:
         deadline = time.monotonic() + START_SECONDS
-        while not ready.exists():
+        while not is_leader(ready):
             assert process.poll() is None, f"the server ended with {process.returncode}: {log.read_text()}"
             assert time.monotonic() < deadline, f"the server was not ready in time: {log.read_text()}"
             time.sleep(0.02)

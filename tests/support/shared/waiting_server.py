@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from support.shared import warm_start
-from support.shared.server_process import START_SECONDS, STOP_SECONDS, ServerProcess, command
+from support.shared.server_process import START_SECONDS, STOP_SECONDS, ServerProcess, command, is_leader
 
 PATIENT = Path(__file__).parents[1] / "patient"
 
@@ -65,6 +65,11 @@ class WaitingServer:
     @property
     def is_ready(self) -> bool:
         """Whether it is active."""
+        return is_leader(self._ready)
+
+    @property
+    def serves(self) -> bool:
+        """Whether it is active, or serves reads."""
         return self._ready.exists()
 
     def server(self) -> ServerProcess:

@@ -96,8 +96,7 @@ class Seat:
         self.holder = renewal.holder
         if isinstance(self._clock, DatabaseClock):
             self._clock.note(renewal.now_ns, sent=sent)
-        if renewal.alive:
-            self.heard = max(self.heard, sent)
+        self.heard = max(self.heard, sent) if renewal.alive else -math.inf
         return renewal.alive
 
     async def keep(self) -> None:
