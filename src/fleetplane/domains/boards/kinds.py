@@ -108,6 +108,8 @@ class BoardStatus(Spec, frozen=True):
     reported: BoardState | None = None
     """By the board; None while it has nothing to say against what was declared."""
     silence: Silence = Silence.NONE
+    unheard: bool = False
+    """Not heard since the server began to judge, which may have been away for longer than the board."""
     registration_state: BoardState = BoardState.READY
     """The state that the board received at its registration: some agents repeat it for ever."""
     previous_state: BoardState | None = None

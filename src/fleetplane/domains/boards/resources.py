@@ -35,6 +35,7 @@ from fleetplane.domains.boards.pins.kinds import (
     GpioStatus,
     Pull,
 )
+from fleetplane.domains.boards.rules import shown_state
 from fleetplane.domains.boards.users import PERSON, Person
 from fleetplane.fleet.resources import scopes
 from fleetplane.fleet.resources.acting import freeze_actions
@@ -96,7 +97,9 @@ class BoardStatusView(Shape, frozen=True):
     number: int
     """By which the documented API knows it."""
     state: str
+    """As the documented API has it; `unheard` after a restart of the server until the board is heard."""
     since: str | None
+    """When that state began; for `unheard` the one before it."""
     last_seen_at: str | None
     registered_at: str | None
     architecture: str
@@ -124,7 +127,7 @@ def board_view(board: Board, reading: Reading) -> View[BoardSpecView, BoardStatu
         ),
         status=BoardStatusView(
             number=int(board.name),
-            state=status.state,
+            state=shown_state(status),
             since=spelled_or_null(status.state_changed_at_ns or None),
             last_seen_at=spelled_or_null(status.last_seen_at_ns),
             registered_at=spelled_or_null(status.registered_at_ns),

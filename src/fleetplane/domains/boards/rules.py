@@ -194,6 +194,13 @@ def state_of(status: BoardStatus) -> BoardState:
             return status.reported or status.declared
 
 
+def shown_state(status: BoardStatus) -> str:
+    """The state as people are told it: `unheard` where it rests on a word from before the server began."""
+    silent = state_of(msgspec.structs.replace(status, silence=Silence.STALE))
+    is_open = status.unheard and status.silence is Silence.NONE and silent is not status.state
+    return "unheard" if is_open else status.state
+
+
 def settled(status: BoardStatus, *, now_ns: int) -> BoardStatus:
     """The status with the state that follows from it, and the time of its change."""
     state = state_of(status)
@@ -214,7 +221,7 @@ def heard(status: BoardStatus, said: BoardState | None) -> BoardStatus:
     if said is not None and said in SAYABLE:
         is_news = said is not BoardState.READY and said is not status.registration_state
         reported = said if is_news else None
-    return msgspec.structs.replace(status, reported=reported, silence=Silence.NONE)
+    return msgspec.structs.replace(status, reported=reported, silence=Silence.NONE, unheard=False)
 
 
 def registered(status: BoardStatus, *, now_ns: int) -> BoardStatus:
@@ -231,6 +238,7 @@ def registered(status: BoardStatus, *, now_ns: int) -> BoardStatus:
         declared=declared,
         reported=None,
         silence=Silence.NONE,
+        unheard=False,
         registered_at_ns=status.registered_at_ns or now_ns,
         arrivals=status.arrivals + 1,
         last_seen_at_ns=now_ns,

@@ -16,6 +16,7 @@ from fleetplane.domains.boards.inventory.liveness import BoardController, BoardP
 from fleetplane.domains.boards.joining.approvals import Approvals
 from fleetplane.domains.boards.joining.join_tokens import JoinTokens
 from fleetplane.domains.boards.kinds import KINDS, BoardState, Silence
+from fleetplane.domains.boards.resources import board_view
 from fleetplane.domains.boards.rules import Facts
 from fleetplane.kernel.attention import Attention
 from fleetplane.kernel.errors import NotFound
@@ -174,6 +175,32 @@ async def test_after_a_restart_boards_have_time_to_be_heard(tmp_path: Path) -> N
         await tower.wait(4 * INTERVAL)
         await tower.sees(lost, BoardState.UNKNOWN)
         assert tower.state(up) is BoardState.NOT_READY
+
+
+async def test_after_a_restart_a_board_reads_unheard_until_it_is_heard(tmp_path: Path) -> None:
+    async with watchtower(tmp_path) as before:
+        up, lost, resting = [await before.come(name) for name in ("up", "lost", "resting")]
+        await before.report(resting, BoardState.MAINTENANCE)
+        now_ns = before.clock.now_ns()
+    async with watchtower(tmp_path, VirtualClock(start_ns=now_ns + 40 * 60 * 10**9)) as tower:
+
+        def shown() -> list[str]:
+            found = [board_view(tower.boards.require(one), tower.store).status for one in all_of_them]
+            return [status.state for status in found if status is not None]
+
+        all_of_them = up, lost, resting
+        async with asyncio.timeout(60):
+            while shown() != ["unheard", "unheard", "maintenance"]:
+                await asyncio.sleep(0.002)
+        assert tower.state(lost) is BoardState.READY  # what clients of the documented API know
+        await tower.report(up)
+        assert shown() == ["ready", "unheard", "maintenance"]
+        revision = tower.store.revision
+        await tower.report(up)
+        assert tower.store.revision == revision
+        await tower.wait(3 * INTERVAL + 1)
+        await tower.sees(lost, BoardState.NOT_READY)
+        assert shown()[1] == "not_ready"
 
 
 async def test_a_board_nobody_ever_heard_is_not_missed(tower: Watchtower) -> None:

@@ -138,6 +138,27 @@ def test_nobody_is_silent_in_the_first_term_after_a_takeover() -> None:
     play(scene)
 
 
+def test_a_board_that_no_server_heard_reads_unheard_after_a_takeover_and_others_do_not() -> None:
+    async def scene(rig: Rig) -> None:
+        a = await rig.start("a")
+        there, lost = await rig.join("a", "there"), await rig.join("a", "lost")
+        a.kill()
+        await asyncio.sleep(40 * 60)
+        b = await rig.start("b")
+        await rig.hear("b", there)
+
+        def unheard(number: int) -> bool:
+            return status_of(rig.boards["b"].require(number)).unheard
+
+        await until(lambda: b.is_active and unheard(lost))
+        assert rig.silence("b", lost) is Silence.NONE
+        assert not unheard(there)
+        await rig.hear("b", lost)
+        assert not unheard(lost)
+
+    play(scene)
+
+
 def test_a_report_that_was_overtaken_on_another_server_changes_nothing() -> None:
     async def scene(rig: Rig) -> None:
         for name in "ab":

@@ -7,6 +7,7 @@ transactions must do together with theirs is offered as functions of a draft.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -32,6 +33,8 @@ from fleetplane.kernel.store import ABSENT, Draft, Store
 
 SERVER = "system/boards"
 """The actor of what the domain does by itself."""
+UNHEARD_BATCH = 256
+"""Boards of one transaction, about 1 KB each."""
 
 Step = Callable[[BoardStatus, int], BoardStatus]
 """From a status and the time to the next status."""
@@ -196,6 +199,24 @@ class Boards:
             change, actor=SERVER, action="boards.silence", touches=[board_key(number)]
         )
         return done.value
+
+    async def mark_unheard(self, names: Sequence[str]) -> None:
+        """Note that what is known of these boards is from before this server judged."""
+
+        def change(draft: Draft, batch: Sequence[str]) -> None:
+            for board in filter(None, (draft.get(BOARD, SCOPE, name) for name in batch)):
+                status = status_of(board)
+                if status.silence is Silence.NONE:
+                    rewrite(draft, board, status=msgspec.structs.replace(status, unheard=True))
+
+        for at in range(0, len(names), UNHEARD_BATCH):
+            batch = names[at : at + UNHEARD_BATCH]
+            await self._store.transact(
+                partial(change, batch=batch),
+                actor=SERVER,
+                action="boards.unheard",
+                touches=[board_key(int(name)) for name in batch],
+            )
 
     async def delete(self, number: int, *, actor: str) -> Board:
         """Forget a board; its name, hardware address and serial are free again."""

@@ -50,6 +50,11 @@ class Presence:
             else:
                 sighting.seen_at_ns = max(sighting.seen_at_ns, at_ns)
 
+    def is_heard_since(self, board: Board, at_ns: int) -> bool:
+        """Whether any server has told this process of a sign of life since then."""
+        sighting = self._sightings.get(number_of(board))
+        return sighting is not None and sighting.seen_at_ns >= at_ns
+
     def last_seen_ns(self, board: Board) -> int | None:
         """From memory, or as of the last write."""
         sighting = self._sightings.get(number_of(board))

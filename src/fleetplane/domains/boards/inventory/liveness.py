@@ -117,6 +117,8 @@ class BoardController:
         """Boards that the active server has found silent by what all have heard."""
         self._judges = False
         """Whether it is this server that finds them."""
+        self._marked = False
+        """Whether boards that were unheard when it began to judge are marked so."""
         self._here: dict[str, float] = {}
         """When this server heard each, on the monotonic clock; where several servers do."""
         self._came: dict[str, int] = {}
@@ -230,12 +232,28 @@ class BoardController:
 
     async def run_active(self) -> None:
         """Write silences down, and see to boards that are deleted, until cancelled."""
+        if self._heard is None:
+            await self._mark_unheard()
         async with Boundary() as tasks:
             tasks.keep("boards/reconcile", self.reconciler.run)
             if self._heard is None:
                 tasks.keep("boards/silence", partial(self._watch.run, self._silence_changed))
             tasks.keep("boards/follow", self._follow_boards)
             tasks.keep("boards/sweep", self._sweep)
+
+    async def _mark_unheard(self) -> None:
+        """Let boards that nobody has heard lately read so until they are, or fall silent."""
+        limit_ns = round((self._policy.liveness.stale_after_seconds + LEEWAY_SECONDS) * NS)
+        since_ns = self._clock.now_ns() - limit_ns
+        names = [
+            board.name
+            for board in self._boards.all()
+            if status_of(board).registered_at_ns is not None
+            and status_of(board).silence is Silence.NONE
+            and not status_of(board).unheard
+            and not self._presence.is_heard_since(board, since_ns)
+        ]
+        await self._tolerated(self._boards.mark_unheard(names))
 
     def _silence_changed(self, change: LivenessChanged) -> None:
         self.reconciler.enqueue(change.agent)
@@ -286,6 +304,9 @@ class BoardController:
             self._presence.learn(
                 {int(name): now_ns - round(age * NS) for name, age in ages.items() if name.isdecimal()}
             )
+            if self._judges and not self._marked:
+                self._marked = True
+                await self._mark_unheard()
             if self._judges and heard.is_settled(self._policy.liveness.stale_after_seconds + LEEWAY_SECONDS):
                 self._judge(ages, now_ns)
 
@@ -328,11 +349,9 @@ class BoardController:
                         self._came.pop(name, None)
                         continue
                     found = self._boards.get(int(name))
-                    if (
-                        found is not None
-                        and status_of(found).silence is not Silence.NONE
-                        and self._hears(name)
-                    ):
+                    if found is None or not self._hears(name):
+                        continue
+                    if status_of(found).silence is not Silence.NONE or status_of(found).unheard:
                         await self._tolerated(self.heard(int(name), Word(), actor=SERVER))
 
     async def _bury(self, board: Board) -> None:
