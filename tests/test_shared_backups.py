@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.shared.cli_runner import Invoke, Outcome
+from support.shared.edited_backups import described, members, packed_of
 from support.shared.postgres_server import PostgresServer
 from support.shared.storekit import KINDS, SCOPE, THING, put
 from support.shared.telemetry_place import measure, measured
@@ -170,6 +171,10 @@ def test_a_restore_replaces_only_what_it_is_told_to_and_all_servers_follow_it(
     damaged.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(IntegrityError):
         backups.restore(damaged, one, replace=True, actor=ACTOR)
+    damaged.write_bytes(packed_of(described({**members(packed), "objects/evil": b"evil"})))
+    with pytest.raises(IntegrityError, match="not authentic"):
+        backups.restore(damaged, one, replace=True, actor=ACTOR)
+    assert asyncio.run(look(url)).stand.lineage == before.lineage
 
     done = backups.restore(packed, one, replace=True, actor=ACTOR)
     assert done.aside is not None

@@ -1,7 +1,8 @@
 """Backups of a data directory: a consistent copy while the server runs, checked; and the way back.
 
 A backup is one tar file: the database as of one moment, the objects, the archives of the audit log and, if
-wanted, measurements and the master key; and a manifest with the digest of each file. What is
+wanted, measurements and the master key; and a manifest with the digest of each file, authenticated under
+a key that is derived from the master key: nobody else can change a backup unnoticed. What is
 restored begins a new lineage, so that everybody who watched the lost one is told to list again.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import hmac
 import io
 import os
 import shutil
@@ -20,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import msgspec
 
@@ -34,6 +36,7 @@ from fleetplane.kernel.errors import (
     InvalidArgument,
     NotFound,
     OutcomeUnknown,
+    ResourceExhausted,
     Unavailable,
 )
 from fleetplane.kernel.store.engines import postgres_copy
@@ -47,12 +50,21 @@ from fleetplane.kernel.values.times import NS
 from fleetplane.offline import DATABASE, DataDirectory, bring_up_to_date, opened, reading
 
 MANIFEST = "manifest.json"
+MAC = "manifest.mac"
+"""HMAC-SHA-256 of the manifest's bytes, in hexadecimal."""
 OBJECTS, AUDIT, TELEMETRY, KEY = "objects", audit_archive.DIRECTORY, "telemetry.db", "master.key"
 FOLDERS = frozenset({OBJECTS, AUDIT})
 FILES = frozenset({DATABASE, TELEMETRY, KEY})
 """With the folders all that a backup may hold."""
-FORMAT = 1
+FORMAT = 2
+UNAUTHENTICATED = 1
+"""The format of before, which has no MAC."""
 MANIFEST_LIMIT_BYTES = 64 * 1024 * 1024
+SMALL_LIMIT_BYTES = 1024
+"""Of the MAC, and of a master key: 64 and 45 bytes."""
+FILES_LIMIT = 200_000
+"""Of one backup: some 1 KB of memory each, and 100 bytes of the manifest."""
+DIFFERENCES_SHOWN = 5
 CHUNK_BYTES = 1024 * 1024
 ASIDE = "before-restore"
 BEFORE = "before.db"
@@ -95,8 +107,9 @@ def make(place: DataDirectory, target: Path, contents: Contents) -> Manifest:
             # Objects after the database: what it refers to was stored before.
             files = {DATABASE: database, **_beside(place, Path(folder), contents)}
             check(database, means_of(place, place.path / AUDIT))
-            manifest = _pack(staging, files, place.clock.now_ns())
-            _read_back(staging)
+            key = place.keys.backups()
+            manifest = _pack(staging, files, place.clock.now_ns(), key)
+            _read_back(staging, key)
             _put(staging, target)
     except OSError as error:
         raise Unavailable(f"no backup could be made at {target}: {error.strerror or error}") from error
@@ -163,6 +176,8 @@ def _beside(place: DataDirectory, folder: Path, contents: Contents) -> dict[str,
                 hint="it comes from the environment: keep that",
             )
         files[KEY] = place.keys.file
+    if len(files) > FILES_LIMIT:
+        raise ResourceExhausted(f"a backup holds at most {FILES_LIMIT} files, not {len(files)}")
     return files
 
 
@@ -183,7 +198,7 @@ def _manifest(database: Path, digests: Mapping[str, str], now_ns: int) -> Manife
     )
 
 
-def _pack(target: Path, files: Mapping[str, Path], now_ns: int) -> Manifest:
+def _pack(target: Path, files: Mapping[str, Path], now_ns: int, key: bytes) -> Manifest:
     """Each file as it is when it is read: those that are appended to meanwhile up to there."""
     digests: dict[str, str] = {}
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -196,12 +211,17 @@ def _pack(target: Path, files: Mapping[str, Path], now_ns: int) -> Manifest:
                     digests[name] = hashed.digest.hexdigest()
             manifest = _manifest(files[DATABASE], digests, now_ns)
             text = msgspec.json.format(msgspec.json.encode(manifest))
-            about = tarfile.TarInfo(MANIFEST)
-            about.size = len(text)
-            packed.addfile(_plain(about), io.BytesIO(text))
+            for name, about in ((MANIFEST, text), (MAC, _mac(key, text).encode())):
+                member = tarfile.TarInfo(name)
+                member.size = len(about)
+                packed.addfile(_plain(member), io.BytesIO(about))
         file.flush()
         os.fsync(file.fileno())
     return manifest
+
+
+def _mac(key: bytes, manifest: bytes) -> str:
+    return hmac.new(key, manifest, hashlib.sha256).hexdigest()
 
 
 class _Hashed(io.RawIOBase):
@@ -226,10 +246,10 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def _read_back(packed: Path) -> None:
+def _read_back(packed: Path, key: bytes) -> None:
     """Read every byte back from the disk and compare it with what was written."""
-    with tempfile.TemporaryDirectory(prefix=".verify-", dir=packed.parent) as folder:
-        unpack(packed, Path(folder), keep=False)
+    with packed.open("rb") as file:
+        unpack(file, packed, None, authenticated(file, packed, lambda _own: key))
 
 
 # Going back.
@@ -242,11 +262,16 @@ class Restored:
     aside: Path | None
     """Where what was there before is now."""
     note: str = ""
-    """Why measurements were not restored, if they were not."""
+    """Why measurements were not restored, if they were not; or what was not proved."""
 
 
-def restore(packed: Path, place: DataDirectory, *, replace: bool, actor: str) -> Restored:
-    """Check a backup, make it the beginning of a new lineage, and only then put it in its place."""
+def restore(
+    packed: Path, place: DataDirectory, *, replace: bool, actor: str, unauthenticated: bool = False
+) -> Restored:
+    """Check a backup, make it the beginning of a new lineage, and only then put it in its place.
+
+    `unauthenticated` accepts one of the format of before, which anybody could have changed.
+    """
     if not packed.is_file():
         raise NotFound(f"there is no backup at {packed}")
     place.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -261,13 +286,15 @@ def restore(packed: Path, place: DataDirectory, *, replace: bool, actor: str) ->
         shared = _shared(place, replace=replace) if place.url else None
         with tempfile.TemporaryDirectory(prefix=".restore-", dir=place.path) as folder:
             unpacked = Path(folder)
-            manifest = unpack(packed, unpacked)
-            fresh = _unpacked(place, unpacked)
+            fresh = place.at(unpacked)
+            manifest = _unpacked(packed, place, fresh, accept_unauthenticated=unauthenticated)
             bring_up_to_date(fresh.database)
             verdict = check(fresh.database, means_of(fresh, unpacked / AUDIT))
             _begin_lineage(place, fresh, manifest, packed, actor, shared)
             moves = Moves()
             with_key = fresh.keys is not place.keys
+            if with_key:
+                note = f"{KEY} is the backup's own: whoever made the backup had it, whoever that was"
             if shared is None:
                 aside = _move_aside(moves, place, present) if present else None
                 _move_in(moves, unpacked, place, with_key=with_key)
@@ -275,7 +302,7 @@ def restore(packed: Path, place: DataDirectory, *, replace: bool, actor: str) ->
                 moves.move(unpacked / DATABASE, place.database)
             else:
                 aside = _replace_shared(moves, place, fresh, shared, present, with_key=with_key)
-                note = _put_telemetry(place, unpacked / TELEMETRY)
+                note = _put_telemetry(place, unpacked / TELEMETRY) or note
     return Restored(manifest=manifest, verdict=verdict, aside=aside, note=note)
 
 
@@ -351,32 +378,100 @@ def _was_committed(place: DataDirectory, lineage: str) -> bool:
         ) from error
 
 
-def unpack(packed: Path, folder: Path, *, keep: bool = True) -> Manifest:
-    """Take out what a backup may hold, and nothing else; every file must have its digest."""
-    found: dict[str, str] = {}
-    manifest: Manifest | None = None
-    try:
-        with tarfile.open(packed, mode="r:") as archive:
-            for member in archive:
-                if not member.isfile():
-                    raise IntegrityError(f"{packed} holds {member.name!r}, which is no plain file")
-                content = archive.extractfile(member)
-                assert content is not None
-                if member.name == MANIFEST:
-                    manifest = msgspec.json.decode(content.read(MANIFEST_LIMIT_BYTES), type=Manifest)
-                    continue
-                target = folder / _checked_name(packed, member.name)
-                if member.name in found:
-                    raise IntegrityError(f"{packed} holds {member.name!r} twice")
-                found[member.name] = _copy(content.read, target if keep else None)
-    except (tarfile.TarError, EOFError, msgspec.MsgspecError, UnicodeError) as error:
-        raise IntegrityError(f"{packed} is damaged, or no backup: {error}") from error
-    if manifest is None or manifest.format != FORMAT:
-        raise IntegrityError(f"{packed} is cut, or no backup of this version: its manifest is missing")
-    if found != manifest.files:
-        wrong = next(iter({*found.items()} ^ {*manifest.files.items()}))[0]
-        raise IntegrityError(f"{packed} is damaged: {wrong} is not what was put into it")
+def authenticated(
+    file: BinaryIO, packed: Path, key: Callable[[bytes], bytes], *, accept_unauthenticated: bool = False
+) -> Manifest:
+    """The manifest of a backup, once it is proved that an owner of the key wrote it.
+
+    Nothing is taken out before. `key` gives the key of manifests, and is given the backup's own master key.
+    """
+    small: dict[str, bytes] = {}
+    with _reading(file, packed) as archive:
+        for member in _members(archive, packed):
+            limit = MANIFEST_LIMIT_BYTES if member.name == MANIFEST else SMALL_LIMIT_BYTES
+            if member.name in (MANIFEST, MAC, KEY):
+                if member.size > limit:
+                    raise IntegrityError(f"{packed} holds {member.name!r} of {member.size} bytes")
+                small[member.name] = _content(archive, member).read()
+        if MANIFEST not in small:
+            raise IntegrityError(f"{packed} is cut, or no backup of this version: its manifest is missing")
+        text = small[MANIFEST]
+        if MAC in small:
+            if not hmac.compare_digest(_mac(key(small.get(KEY, b"")), text).encode(), small[MAC]):
+                raise IntegrityError(
+                    f"the manifest of {packed} is not authentic under this server's master key",
+                    hint="it was edited, or belongs to a server with another master key",
+                )
+        elif not accept_unauthenticated:
+            raise IntegrityError(
+                f"the manifest of {packed} is not authenticated: a release before this one made the backup,"
+                " or somebody removed it, and edits cannot be told",
+                hint="if nobody else could write to it, restore it with --unauthenticated",
+            )
+        manifest = msgspec.json.decode(text, type=Manifest)
+    if manifest.format != (FORMAT if MAC in small else UNAUTHENTICATED):
+        raise IntegrityError(f"{packed} is no backup of this version: its format is {manifest.format}")
     return manifest
+
+
+def unpack(file: BinaryIO, packed: Path, folder: Path | None, manifest: Manifest) -> None:
+    """Take out what the manifest names, and compare all of it; without a folder, only compare.
+
+    What counts is what was written here: a file that is changed meanwhile differs from the manifest, too.
+    """
+    found: dict[str, str] = {}
+    with _reading(file, packed) as archive:
+        for member in _members(archive, packed):
+            if member.name in (MANIFEST, MAC):
+                continue
+            name = _checked_name(packed, member.name)
+            if name not in manifest.files:
+                raise IntegrityError(f"{packed} holds {name!r}, which is not in its manifest")
+            found[name] = _copy(_content(archive, member).read, None if folder is None else folder / name)
+    wrong = [
+        f"{name} is missing"
+        if name not in found
+        else f"{name} has the SHA-256 {found[name]}, and {expected} was expected"
+        for name, expected in sorted(manifest.files.items())
+        if found.get(name) != expected
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - DIFFERENCES_SHOWN} more" if len(wrong) > DIFFERENCES_SHOWN else ""
+        raise IntegrityError(
+            f"{packed} is not what was backed up: {'; '.join(wrong[:DIFFERENCES_SHOWN])}{more}"
+        )
+
+
+@contextlib.contextmanager
+def _reading(file: BinaryIO, packed: Path) -> Iterator[tarfile.TarFile]:
+    file.seek(0)
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            yield archive
+    except (tarfile.TarError, EOFError, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise IntegrityError(f"{packed} is damaged, or no backup: {error}") from error
+    except OSError as error:
+        raise Unavailable(f"{packed} cannot be unpacked: {error.strerror or error}") from error
+
+
+def _members(archive: tarfile.TarFile, packed: Path) -> Iterator[tarfile.TarInfo]:
+    """Each once; plain files only, which take no more room than they do in the backup."""
+    names: set[str] = set()
+    for member in archive:
+        if not member.isreg() or member.issparse():
+            raise IntegrityError(f"{packed} holds {member.name!r}, which is no plain file")
+        if member.name in names:
+            raise IntegrityError(f"{packed} holds {member.name!r} twice")
+        names.add(member.name)
+        if len(names) > FILES_LIMIT + 2:
+            raise IntegrityError(f"{packed} holds more than {FILES_LIMIT} files")
+        yield member
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    content = archive.extractfile(member)
+    assert content is not None
+    return content
 
 
 def _checked_name(packed: Path, name: str) -> str:
@@ -405,12 +500,22 @@ def _copy(read: Callable[[int], bytes], target: Path | None) -> str:
     return digest.hexdigest()
 
 
-def _unpacked(place: DataDirectory, unpacked: Path) -> DataDirectory:
-    """What was taken out, with the key it is to be checked with: its own only where there is no other."""
-    fresh = place.at(unpacked)
-    if not place.keys.is_given and not place.keys.file.exists() and (unpacked / KEY).exists():
-        fresh.keys = place.keys.in_file(unpacked / KEY)
-    return fresh
+def _unpacked(
+    packed: Path, place: DataDirectory, fresh: DataDirectory, *, accept_unauthenticated: bool
+) -> Manifest:
+    """Take out a backup, checked with the server's key, or with the backup's own if there is no other."""
+
+    def key(own: bytes) -> bytes:
+        if own and not place.keys.is_given and not place.keys.file.exists():
+            fresh.keys = place.keys.of_text(own.decode("ascii", "replace").strip())
+        return fresh.keys.backups()
+
+    with packed.open("rb") as file:
+        manifest = authenticated(file, packed, key, accept_unauthenticated=accept_unauthenticated)
+        unpack(file, packed, fresh.path, manifest)
+    if manifest.format == UNAUTHENTICATED and KEY in manifest.files:
+        key((fresh.path / KEY).read_bytes())
+    return manifest
 
 
 def _begin_lineage(
@@ -432,7 +537,8 @@ def _begin_lineage(
             above=max([manifest.revision, *(one.revision for one in given_out)]),
             actor=actor,
             action="store.restore",
-            about=f"from {packed.name}, of {manifest.lineage} at revision {manifest.revision}",
+            about=f"from {packed.name}, of {manifest.lineage} at revision {manifest.revision}"
+            + (", unauthenticated" if manifest.format == UNAUTHENTICATED else ""),
             instead_of=[one.lineage for one in given_out],
         )
 

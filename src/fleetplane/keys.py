@@ -11,6 +11,7 @@ from fleetplane.settings import Settings
 
 AUDIT_CHAIN = "fleetplane/audit-chain"
 AUDIT_CHECKPOINTS = "fleetplane/audit-checkpoints"
+BACKUPS = "fleetplane/backup-manifest"
 
 
 class MasterKeys:
@@ -23,10 +24,10 @@ class MasterKeys:
     def __repr__(self) -> str:
         return f"<MasterKeys {'given' if self._given else self.file}>"
 
-    def in_file(self, path: Path) -> MasterKeys:
-        """Those of a key in another file."""
+    def of_text(self, text: str) -> MasterKeys:
+        """Those of a key that is given as text, whatever the settings say."""
         other = MasterKeys.__new__(MasterKeys)
-        other._given, other.file, other._clock, other._master = "", path, self._clock, None
+        other._given, other.file, other._clock, other._master = text, self.file, self._clock, None
         return other
 
     @property
@@ -49,3 +50,7 @@ class MasterKeys:
     def audit(self, *, may_create: bool = False) -> bytes:
         """What the entries of the audit log are chained under."""
         return self.master(may_create=may_create).derive(AUDIT_CHAIN)
+
+    def backups(self) -> bytes:
+        """What the manifests of backups are authenticated under."""
+        return self.master(may_create=False).derive(BACKUPS)

@@ -40,10 +40,18 @@ def backup(
 @data_dir_option
 @config_option
 @click.option("--replace", is_flag=True, help="Move what is there aside.")
-def restore(source: Path, data_dir: Path | None, config: Path | None, replace: bool) -> None:
+@click.option(
+    "--unauthenticated",
+    is_flag=True,
+    help="Accept a backup of an older release, which anybody who could write to the file may have edited.",
+)
+def restore(
+    source: Path, data_dir: Path | None, config: Path | None, replace: bool, unauthenticated: bool
+) -> None:
     """Put a backup into the data directory of a stopped server.
 
-    Checked like a backup, before anything is touched. The master key is the one of the settings or in the
+    Checked like a backup, before anything is touched: that its manifest was written under this master key,
+    and that every file is the one that the manifest names. The master key is the one of the settings or the
     data directory, else the one in the backup. What is restored begins a new lineage: everybody who watched
     the lost one is told to list again, and the audit log says who restored what.
     """
@@ -52,7 +60,7 @@ def restore(source: Path, data_dir: Path | None, config: Path | None, replace: b
 
     place = DataDirectory.of(data_dir, config)
     with working(f"checking and restoring {source}"):
-        done = backups.restore(source, place, replace=replace, actor=owner())
+        done = backups.restore(source, place, replace=replace, actor=owner(), unauthenticated=unauthenticated)
     for note in done.verdict.notes:
         click.echo(f"note: {note}", err=True)
     if done.note:
