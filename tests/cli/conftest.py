@@ -22,6 +22,7 @@ def device_api(tmp_path: Path) -> Iterator[DeviceApiDouble]:
 def invoke(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Invoke:
     """Run one command in this process, in an empty folder and with no variable of ours set."""
     monkeypatch.delenv("FLEETPLANE_DEVICE_API", raising=False)
+    monkeypatch.delenv("NVIDIA_DEVICE_API_TARGET", raising=False)
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> Outcome:

@@ -10,6 +10,7 @@ from domains.gpus.device_api import DeviceApi, device_api
 from support.shared.server_process import running_server
 
 from fleetplane.domains.gpus.rules import GpuPolicy
+from fleetplane.domains.gpus.server import WRITERS_PAGE
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2, gpu_pb2_grpc, provider_pb2, provider_pb2_grpc
 
 READY = gpu_pb2.Condition(type="Ready", status="True")
@@ -33,7 +34,9 @@ def test_the_tcp_address_is_for_reading_unless_the_owner_says_otherwise(tmp_path
                 with pytest.raises(grpc.RpcError) as caught:
                     getattr(stub, method)(request)
                 assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED, method
-                assert "tcp_writes" in f"{caught.value.trailing_metadata()} {caught.value.details()}"
+                told = f"{caught.value.trailing_metadata()} {caught.value.details()}"
+                assert "tcp_writes" in told
+                assert WRITERS_PAGE in told
             found = gpu_pb2_grpc.GpuServiceStub(stranger).ListGpus(gpu_pb2.ListGpusRequest())
             assert [gpu.name for gpu in found.gpu_list.items] == ["gpu-1"]
     with running_server(
@@ -43,6 +46,13 @@ def test_the_tcp_address_is_for_reading_unless_the_owner_says_otherwise(tmp_path
         with grpc.insecure_channel(tcp) as channel:
             stub = provider_pb2_grpc.ProviderServiceStub(channel)
             assert stub.RegisterGpu(WRITES["RegisterGpu"]).created
+
+
+def test_the_page_that_a_refused_writer_is_sent_to_exists() -> None:
+    page, anchor = WRITERS_PAGE.split("#")
+    text = (Path(__file__).parents[2] / page).read_text()
+    headings = [line[3:] for line in text.splitlines() if line.startswith("## ")]
+    assert anchor in [heading.lower().replace(" ", "-") for heading in headings]
 
 
 async def _denied(call: object) -> str:

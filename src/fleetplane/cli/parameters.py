@@ -91,7 +91,7 @@ ADDRESS = Address()
 address_option = click.option(
     "--address",
     type=ADDRESS,
-    envvar="FLEETPLANE_DEVICE_API",
+    envvar=["FLEETPLANE_DEVICE_API", "NVIDIA_DEVICE_API_TARGET"],
     show_envvar=True,
     help="Where the device API is: unix:///path or host:port. Without it: the system's socket, "
     "else ./fleetplane-data/device.sock, else 127.0.0.1:50051.",

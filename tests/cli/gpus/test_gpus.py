@@ -168,10 +168,11 @@ def test_conditions_of_all_or_of_one(invoke: Invoke, two: DeviceApiDouble) -> No
     assert invoke("gpus", "conditions", "nope", "--address", two.address).code == 4
 
 
+@pytest.mark.parametrize("variable", ["FLEETPLANE_DEVICE_API", "NVIDIA_DEVICE_API_TARGET"])
 def test_the_address_can_come_from_the_environment(
-    invoke: Invoke, two: DeviceApiDouble, monkeypatch: pytest.MonkeyPatch
+    invoke: Invoke, two: DeviceApiDouble, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    monkeypatch.setenv("FLEETPLANE_DEVICE_API", two.address)
+    monkeypatch.setenv(variable, two.address)
     assert "gpu-a" in invoke("gpus", "list").out
 
 

@@ -47,6 +47,7 @@ from fleetplane.rpc import Authentication, Authenticator, Connection, MethodRow,
 from fleetplane.web.ops import Mount
 
 LISTENER = "device-api"
+WRITERS_PAGE = "docs/gpus.md#a-client-written-from-the-reference"
 WRITE = Permission("gpus.write")
 LOCAL = Role("local")
 """The role of every caller at the node's socket or loopback port: consumers and providers alike."""
@@ -138,7 +139,8 @@ class Writers:
             return self._local
         raise PermissionDenied(
             "this address is for reading: any user of this machine can reach it",
-            hint="write through the Unix socket, or set listeners.device-api.tcp_writes = true",
+            hint="write through the Unix socket, or set listeners.device-api.tcp_writes = true; see"
+            f" {WRITERS_PAGE}",
         )
 
 
