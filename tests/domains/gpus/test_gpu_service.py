@@ -114,6 +114,31 @@ async def test_a_whole_status_replaces_the_one_before_and_none_clears_it(api: De
     assert not (await api.get("gpu-1")).HasField("status")
 
 
+async def test_a_provider_recommends_beside_a_condition_and_takes_back_its_own_only(api: DeviceApi) -> None:
+    await api.register("gpu-1")
+    await api.register("gpu-2")
+
+    async def report(provider: str, action: str | None, name: str = "gpu-1") -> str:
+        condition = gpu_pb2.Condition(type=provider, status="False")
+        await api.provider.UpdateGpuCondition(
+            provider_pb2.UpdateGpuConditionRequest(
+                name=name, condition=condition, provider_id=provider, recommended_action=action
+            )
+        )
+        return (await api.get(name)).status.recommended_action
+
+    assert await report("nvml", "RESET_GPU") == "RESET_GPU"
+    assert await report("nvml", None) == "RESET_GPU", "who says nothing changes nothing"
+    assert await report("other", "") == "RESET_GPU"
+    assert await report("nvml", "") == ""
+    status = gpu_pb2.GpuStatus(recommended_action="RESTART_VM")
+    await api.provider.UpdateGpuStatus(
+        provider_pb2.UpdateGpuStatusRequest(name="gpu-2", status=status, provider_id="other")
+    )
+    assert await report("nvml", "", "gpu-2") == "RESTART_VM"
+    assert await report("other", "", "gpu-2") == ""
+
+
 async def test_two_providers_conditions_stand_side_by_side(api: DeviceApi) -> None:
     await api.register("gpu-1")
     await api.set_condition("gpu-1", "NVMLReady", "True", provider="nvml")

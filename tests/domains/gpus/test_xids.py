@@ -68,3 +68,29 @@ def test_a_token_that_is_no_xid_is_refused_by_name(text: str) -> None:
 @given(st.frozensets(st.integers(0, xids.LARGEST_XID)), st.sampled_from([",", " ", ", ", " ,\t"]))
 def test_any_set_of_numbers_reads_back(numbers: frozenset[int], separator: str) -> None:
     assert xids.parse_xids(separator.join(map(str, numbers))) == numbers
+
+
+@pytest.mark.parametrize(
+    ("xid", "action"),
+    [
+        (31, "RESTART_APP"),
+        (48, "WORKFLOW_XID_48"),
+        (63, "IGNORE"),
+        (74, "WORKFLOW_NVLINK_ERR"),
+        (79, "RESTART_BM"),
+        (95, "RESET_GPU"),
+        (119, "RESET_GPU"),
+        (145, "WORKFLOW_NVLINK5_ERR"),
+        (151, "RESTART_VM"),
+        (154, ""),
+        (1, "CONTACT_SUPPORT"),
+        (999, "CONTACT_SUPPORT"),
+    ],
+)
+def test_the_action_is_that_of_nvidias_catalogue(xid: int, action: str) -> None:
+    assert xids.action(xid) == action
+
+
+def test_every_number_of_the_catalogue_has_one_action() -> None:
+    numbers = [xid for listed in xids.ACTIONS.values() for xid in listed]
+    assert len(numbers) == len(set(numbers))

@@ -145,6 +145,8 @@ class DeviceApiDouble(gpu_pb2_grpc.GpuServiceServicer, provider_pb2_grpc.Provide
             gpu.CopyFrom(self._find(request.name, context))
             held = [entry for entry in gpu.status.conditions if entry.type == request.condition.type]
             (held[0] if held else gpu.status.conditions.add()).CopyFrom(request.condition)
+            if request.HasField("recommended_action"):
+                gpu.status.recommended_action = request.recommended_action
             self._commit("MODIFIED", gpu)
         return provider_pb2.UpdateGpuConditionResponse(resource_version=self.version)
 

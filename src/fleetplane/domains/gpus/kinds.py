@@ -30,6 +30,8 @@ class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     recommended_action: str = ""
+    recommended_by: str = ""
+    """The provider that gave it, if it named itself."""
     silenced: tuple[Condition, ...] = ()
     """Conditions as their provider wrote them, while the provider is silent and they read Unknown."""
 

@@ -160,7 +160,7 @@ class Gpus:
             if present is not None:
                 return Registered(created=False, version=present.revision)
             self._require_room(draft)
-            state = rules.set_status(report)
+            state = rules.set_status(report, provider)
             added = draft.put(
                 GPU,
                 SCOPE,
@@ -267,13 +267,16 @@ class Gpus:
     async def set_status(self, name: str, report: Report | None, *, provider: str, actor: str) -> int:
         def replace(state: State, _now_ns: int) -> State:
             rules.check_writer(state.conditions, provider, self._policy)
-            return rules.set_status(report)
+            return rules.set_status(report, provider)
 
         return await self._update(name, replace, "update_status", provider, actor)
 
-    def set_condition(self, name: str, condition: Condition, *, actor: str) -> Coroutine[Any, Any, int]:
+    def set_condition(
+        self, name: str, condition: Condition, *, actor: str, action: str | None = None
+    ) -> Coroutine[Any, Any, int]:
         def merge(state: State, now_ns: int) -> State:
-            return rules.set_condition(state, condition, now_ns=now_ns, policy=self._policy)
+            state = rules.set_condition(state, condition, now_ns=now_ns, policy=self._policy)
+            return rules.recommend(state, action, condition.writer)
 
         return self._update(name, merge, "update_condition", condition.writer, actor)
 

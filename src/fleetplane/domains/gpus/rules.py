@@ -127,11 +127,22 @@ def _size_bytes(conditions: Iterable[Condition]) -> int:
     return len("".join(texts).encode())
 
 
-def set_status(report: Report | None) -> State:
+def recommend(state: State, action: str | None, provider: str) -> State:
+    """What a provider says should be done about the GPU. None says nothing, empty takes back its own."""
+    status = state.status or GpuStatus()
+    if action is None or (not action and status.recommended_by != provider):
+        return state
+    by = provider if action else ""
+    status = msgspec.structs.replace(status, recommended_action=action, recommended_by=by)
+    return State(conditions=state.conditions, status=status)
+
+
+def set_status(report: Report | None, provider: str = "") -> State:
     """The whole status replaced, verbatim: times are not filled in, None clears it."""
     if report is None:
         return State()
-    return State(conditions=report.conditions, status=GpuStatus(recommended_action=report.recommended_action))
+    state = State(conditions=report.conditions, status=GpuStatus())
+    return recommend(state, report.recommended_action, provider)
 
 
 def stamped(report: Report | None, *, now_ns: int) -> Report | None:

@@ -165,6 +165,13 @@ def required_condition(request: provider_pb2.UpdateGpuConditionRequest, *, write
     return condition(request.condition, writer=writer)
 
 
+def action(request: provider_pb2.UpdateGpuConditionRequest) -> str | None:
+    """What is recommended beside a condition; None if the request does not say."""
+    if not request.HasField("recommended_action"):
+        return None
+    return _bounded(request.recommended_action, "recommended_action", MAX_ACTION_BYTES)
+
+
 def report(message: gpu_pb2.GpuStatus, *, writer: str, field: str = "status") -> Report:
     if len(message.conditions) > MAX_CONDITIONS:
         raise InvalidArgument(

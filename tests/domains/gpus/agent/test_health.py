@@ -52,15 +52,29 @@ def test_sizes_have_one_decimal_by_powers_of_1024(size: int | None, text: str) -
 
 
 @pytest.mark.parametrize(
-    ("xid", "message"),
+    ("xid", "message", "action"),
     [
-        (79, "Critical XID error 79 (GPU has fallen off the bus) detected"),
-        (999, "Critical XID error 999 (Unknown XID) detected"),
+        (79, "Critical XID error 79 (GPU has fallen off the bus) detected", "RESTART_BM"),
+        (999, "Critical XID error 999 (Unknown XID) detected", "CONTACT_SUPPORT"),
     ],
 )
-def test_an_xid_makes_the_gpu_unready_in_the_known_words(xid: int, message: str) -> None:
+def test_an_xid_makes_the_gpu_unready_in_the_known_words(xid: int, message: str, action: str) -> None:
     verdict = health.on_xid(ready(), xid, ignored=APPLICATION_XIDS, now_ns=20)
-    assert verdict == Verdict(status=Status.FALSE, reason="XidError", message=message, since_ns=20)
+    assert verdict == Verdict(
+        status=Status.FALSE, reason="XidError", message=message, since_ns=20, action=action
+    )
+
+
+def test_of_several_xids_the_gravest_says_what_to_do_until_the_gpu_recovers() -> None:
+    verdict = ready()
+    for xid, action in ((94, "RESTART_APP"), (62, "RESET_GPU"), (94, "RESET_GPU"), (151, "RESTART_VM")):
+        verdict = health.on_xid(verdict, xid, ignored=APPLICATION_XIDS, now_ns=20)
+        assert verdict.action == action
+    assert health.on_lost(verdict, now_ns=30).action == "RESTART_BM"
+    again = health.on_enumeration(SOUND, now_ns=40)
+    assert health.reconcile(again, SOUND, verdict).action == ""
+    kept = health.reconcile(health.on_enumeration(RETIRING, now_ns=40), RETIRING, verdict)
+    assert kept.action == "RESTART_VM"
 
 
 def test_an_ignored_xid_changes_nothing() -> None:

@@ -125,6 +125,8 @@ async def test_a_critical_xid_makes_its_gpu_unready_and_no_other(
     condition = device_api.condition(rig.uuids[1])
     assert condition is not None
     assert condition.message == "Critical XID error 79 (GPU has fallen off the bus) detected"
+    actions = [device_api.gpus[name].status.recommended_action for name in rig.uuids]
+    assert actions == ["", "RESTART_BM"]
     assert shows(device_api, rig.uuids[0], "True", "Initialized")()
 
 
@@ -341,8 +343,10 @@ async def test_enumerating_again_lets_a_sound_gpu_recover(rig: Rig, device_api: 
         await until(lambda: len(device_api.gpus) == 2)
         rig.xid(0, 79)
         await until(shows(device_api, rig.uuids[0], "False", "XidError"))
+        assert device_api.gpus[rig.uuids[0]].status.recommended_action == "RESTART_BM"
         it.provider.enumerate_again()
         await until(shows(device_api, rig.uuids[0], "True", "Recovered"))
+        assert device_api.gpus[rig.uuids[0]].status.recommended_action == ""
 
 
 async def test_a_vanished_gpu_is_unregistered_if_we_registered_it(device_api: DeviceApiDouble) -> None:

@@ -73,7 +73,8 @@ class DeviceLink:
                 return None
             raise
         held = (entry for entry in answer.gpu.status.conditions if entry.type == CONDITION_TYPE)
-        return next((_verdict(entry) for entry in held), None)
+        action = answer.gpu.status.recommended_action
+        return next((_verdict(entry, action) for entry in held), None)
 
     async def register(self, name: str, uuid: GpuUuid, verdict: Verdict) -> bool:
         """Register with that first verdict; False when the GPU was there, and is as it was."""
@@ -81,7 +82,9 @@ class DeviceLink:
             name=name,
             spec=gpu_pb2.GpuSpec(uuid=uuid),
             provider_id=self._provider_id,
-            initial_status=gpu_pb2.GpuStatus(conditions=[_condition(verdict)]),
+            initial_status=gpu_pb2.GpuStatus(
+                conditions=[_condition(verdict)], recommended_action=verdict.action
+            ),
         )
         answer = await self._provider.RegisterGpu(request, timeout=CALL_LIMIT_SECONDS)
         return bool(answer.created)
@@ -92,7 +95,10 @@ class DeviceLink:
 
     async def report(self, name: str, verdict: Verdict) -> None:
         request = provider_pb2.UpdateGpuConditionRequest(
-            name=name, condition=_condition(verdict), provider_id=self._provider_id
+            name=name,
+            condition=_condition(verdict),
+            provider_id=self._provider_id,
+            recommended_action=verdict.action,
         )
         await self._provider.UpdateGpuCondition(request, timeout=CALL_LIMIT_SECONDS)
 
@@ -114,11 +120,12 @@ def _condition(verdict: Verdict) -> gpu_pb2.Condition:
     )
 
 
-def _verdict(condition: gpu_pb2.Condition) -> Verdict:
+def _verdict(condition: gpu_pb2.Condition, action: str) -> Verdict:
     known = condition.status in {Status.TRUE, Status.FALSE}
     return Verdict(
         status=Status(condition.status) if known else Status.UNKNOWN,
         reason=condition.reason,
         message=condition.message,
         since_ns=condition.last_transition_time.ToNanoseconds(),
+        action="" if condition.status == Status.TRUE else action,
     )

@@ -61,6 +61,8 @@ class Verdict:
     message: str
     since_ns: int
     """When `status` last changed, in nanoseconds since the Unix epoch."""
+    action: str = ""
+    """What a person or a controller should do about it, in the words of NVIDIA's XID catalogue."""
 
 
 def format_size(size_bytes: int | None) -> str:
@@ -118,18 +120,21 @@ def on_xid(verdict: Verdict, xid: int, *, ignored: frozenset[int], now_ns: int) 
     if not xids.condemns(xid, ignored) or verdict.reason == Reason.GPU_LOST:
         return verdict  # a lost GPU is worse off than any XID says
     message = f"Critical XID error {xid} ({xids.describe(xid)}) detected"
-    return _unready(verdict, Reason.XID_ERROR, message, now_ns)
+    action = xids.graver(verdict.action, xids.action(xid))
+    return replace(_unready(verdict, Reason.XID_ERROR, message, now_ns), action=action)
 
 
 def on_lost(verdict: Verdict, *, now_ns: int) -> Verdict:
     if verdict.reason == Reason.GPU_LOST and verdict.status is Status.FALSE:
         return verdict
-    return _unready(verdict, Reason.GPU_LOST, _lost(now_ns).message, now_ns)
+    lost = _lost(now_ns)
+    return replace(_unready(verdict, Reason.GPU_LOST, lost.message, now_ns), action=lost.action)
 
 
 def on_vanished(verdict: Verdict, *, now_ns: int) -> Verdict:
     """The verdict on a GPU that an earlier enumeration saw and this one does not."""
-    return _unready(verdict, Reason.GPU_LOST, "GPU is no longer visible to NVML", now_ns)
+    gone = _unready(verdict, Reason.GPU_LOST, "GPU is no longer visible to NVML", now_ns)
+    return replace(gone, action=_lost(now_ns).action)
 
 
 def lost_among(answering: Mapping[GpuUuid, bool]) -> Collection[GpuUuid]:
@@ -144,7 +149,11 @@ def lost_among(answering: Mapping[GpuUuid, bool]) -> Collection[GpuUuid]:
 
 def _lost(now_ns: int) -> Verdict:
     return Verdict(
-        status=Status.FALSE, reason=Reason.GPU_LOST, message="GPU is lost error detected", since_ns=now_ns
+        status=Status.FALSE,
+        reason=Reason.GPU_LOST,
+        message="GPU is lost error detected",
+        since_ns=now_ns,
+        action=xids.action(xids.FALLEN_OFF_THE_BUS),
     )
 
 

@@ -346,8 +346,9 @@ class ProviderService:
     ) -> provider_pb2.UpdateGpuConditionResponse:
         name, provider = wire.gpu_name(request.name), wire.provider_id(request.provider_id)
         condition = wire.required_condition(request, writer=provider)
+        action = wire.action(request)
         self._providers.heard(provider)
-        version = await self._gpus.set_condition(name, condition, actor=context.principal.name)
+        version = await self._gpus.set_condition(name, condition, actor=context.principal.name, action=action)
         return provider_pb2.UpdateGpuConditionResponse(resource_version=version)
 
     async def Heartbeat(
