@@ -20,7 +20,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO
 
@@ -39,6 +39,7 @@ from fleetplane.kernel.errors import (
     ResourceExhausted,
     Unavailable,
 )
+from fleetplane.kernel.objects import LocalObjects
 from fleetplane.kernel.store.engines import postgres_copy
 from fleetplane.kernel.store.engines.postgres_upgrade import check_alone
 from fleetplane.kernel.store.engines.standing import Standing, standing
@@ -290,6 +291,7 @@ def restore(
             manifest = _unpacked(packed, place, fresh, accept_unauthenticated=unauthenticated)
             bring_up_to_date(fresh.database)
             verdict = check(fresh.database, means_of(fresh, unpacked / AUDIT))
+            verdict = _with_objects(verdict, manifest, fresh)
             _begin_lineage(place, fresh, manifest, packed, actor, shared)
             moves = Moves()
             with_key = fresh.keys is not place.keys
@@ -304,6 +306,16 @@ def restore(
                 aside = _replace_shared(moves, place, fresh, shared, present, with_key=with_key)
                 note = _put_telemetry(place, unpacked / TELEMETRY) or note
     return Restored(manifest=manifest, verdict=verdict, aside=aside, note=note)
+
+
+def _with_objects(verdict: Verdict, manifest: Manifest, fresh: DataDirectory) -> Verdict:
+    """Compare objects with the records in the database; one may have been changed and not used yet."""
+    if fresh.objects is None:
+        return verdict
+    wrong = fresh.objects_that_differ(fresh.database, LocalObjects(fresh.path / OBJECTS))
+    if wrong and manifest.format == UNAUTHENTICATED:
+        raise IntegrityError(f"the backup is not what was backed up: {'; '.join(wrong)}")
+    return replace(verdict, notes=(*verdict.notes, *wrong))
 
 
 def _put_telemetry(place: DataDirectory, file: Path) -> str:

@@ -53,6 +53,11 @@ def migrate(place: DataDirectory, *, with_telemetry: bool = True) -> Migrated:
             raise AlreadyExists(f"{aside} exists already", hint="move it elsewhere")
         bring_up_to_date(place.database)
         check(place.database, means_of(place, place.path / AUDIT))
+        if wrong := place.objects_that_differ(place.database):
+            raise IntegrityError(
+                "; ".join(wrong),
+                hint="if they are right: start the server and run `fleetplane instances config refresh`",
+            )
         with reading(place.database), closing(sqlite3.connect(place.database)) as source:
             stand = standing(source)
             if stand is None:

@@ -8,7 +8,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleetplane import settings as configuration
@@ -17,6 +17,8 @@ from fleetplane.kernel.audit.checkpoints import read_all
 from fleetplane.kernel.audit.files import Means, verify_file
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.errors import IntegrityError, NotFound, Unavailable
+from fleetplane.kernel.objects import Objects
+from fleetplane.kernel.objects.recorded import OBJECT, differing
 from fleetplane.kernel.store import StoreSettings
 from fleetplane.kernel.store.engines.sqlite import SqliteEngine
 from fleetplane.kernel.store.engines.standing import Standing, standing
@@ -125,7 +127,21 @@ class DataDirectory:
             anchors=list(read_all(anchors, public)),
         )
         with self.copied() as database:
-            return asyncio.run(verify_file(database, means=means))
+            verdict = asyncio.run(verify_file(database, means=means))
+            if verdict.intact and (wrong := self.objects_that_differ(database)):
+                return replace(verdict, intact=False, problem="; ".join(wrong))
+            return verdict
+
+    def objects_that_differ(self, database: Path, storage: Objects | None = None) -> list[str]:
+        """Which recorded objects are not in the storage as they were last used, a sentence each."""
+        with reading(database), opened(database) as found:
+            rows = found.execute("SELECT name, body FROM resources WHERE kind = ?", (OBJECT.name,)).fetchall()
+        records = [(str(name), OBJECT.decode(body).spec) for name, body in rows]
+        if not records:
+            return []
+        return asyncio.run(
+            differing(storage or self.settings.of(ObjectStorageSettings).open(self.path), records)
+        )
 
     def accept_loss(self, *, actor: str) -> Loss:
         """Begin a new lineage with what is there. Refused where nothing is missing."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from fleetplane.kernel.objects.recorded import OBJECT
 from fleetplane.kernel.resources import Kind, Nothing, Resource
 
 
@@ -282,4 +283,5 @@ KINDS = (
     IMAGE,
     COMPLAINT,
     CONFIGURATION,
+    OBJECT,
 )

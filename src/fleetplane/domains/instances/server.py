@@ -66,6 +66,7 @@ from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.signing import SigningKeys
 from fleetplane.kernel.objects import Objects
+from fleetplane.kernel.objects.recorded import RecordedObjects
 from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.reconcile import Explanations, Reconciler
 from fleetplane.kernel.reconcile.metrics import ReconcileCollector
@@ -213,6 +214,7 @@ class InstanceDomain:
         self._revocations = kernel.revocations
         self._sessions = Sessions(self._revocations)
         self._instances = Instances(kernel.store)
+        objects = recorded = RecordedObjects(objects, kernel.store)
         self._reports = Reports(kernel.clock, kernel.store)
         places = Whereabouts(kernel.store, kernel.clock, channel=PLACES)
         self._activity = Activity(kernel.clock)
@@ -333,6 +335,7 @@ class InstanceDomain:
             reports=self._reports,
             operator_address=lambda: self.addresses().operator,
             look_at=self.look_at,
+            accept=recorded.accept,
         )
         authorities = AuthorityService(kernel.store, kernel.authority, workloads, nonces, kernel.clock)
         renewal = RenewalService(self._instances, self._groups, kernel.authority, kernel.clock)

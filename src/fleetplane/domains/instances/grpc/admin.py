@@ -64,8 +64,11 @@ class AdminService:
         reports: Reports | None = None,
         operator_address: Callable[[], str] | None = None,
         look_at: Callable[[str, str], None] = lambda _tenant, _group: None,
+        accept: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """`operator_address` says where operators find this server; as configured, if nobody says."""
+        """`operator_address` says where operators find this server; as configured, if nobody says.
+
+        `accept` records the objects of the storage as they are, with each refresh."""
         self._store = store
         self._instances = Instances(store)
         self._groups = groups
@@ -80,6 +83,7 @@ class AdminService:
         self._shown = OperatorGroups(store, groups)
         self._drains = RequestedDrains(self._instances, groups, clock)
         self._look_at = look_at
+        self._accept = accept
 
     def _configured_address(self) -> str:
         configuration = self._groups.configuration
@@ -287,6 +291,8 @@ class AdminService:
         self, _request: admin_pb2.RefreshConfigurationRequest, _context: CallContext
     ) -> admin_pb2.RefreshConfigurationResponse:
         before = set(self._groups.views())
+        if self._accept is not None:
+            await self._accept()
         done = await self._groups.refresh()
         for group in before | set(self._groups.views()) | self._instances.groups():
             self._look_at(*group)
