@@ -29,7 +29,7 @@ def routes() -> Sequence[Route]:
         *HostRoutes(none, nodes=none, enrollments=none, runs=none, heard_at_ns=none, manner=manner).routes(),
         *GroupRoutes(groups=none, nodes=none, manner=manner).routes(),
         *FleetRoutes(runs=none, node=none, manner=manner, deadline_seconds=1).routes(),
-        *ConfigRoutes(layers=none, nodes=none).routes(),
+        *ConfigRoutes(layers=none, nodes=none, may_write=none).routes(),
         *ClusterRoutes(none, workers=none, admission=none, layers=none, nodes=none).routes(),
     )
 

@@ -17,7 +17,7 @@ from support.edge.edge_streams_rig import Daemon, Rig, streams_rig, until
 
 from fleetplane.domains.edge.agent.config.layers import Configuration
 from fleetplane.domains.edge.agent.identity.state_folder import StateFolder
-from fleetplane.domains.edge.nodes.config_layers import Place, layer_spec, put_layer, version_of
+from fleetplane.domains.edge.nodes.config_layers import Place, put_layer, version_of
 from fleetplane.domains.edge.rollout import LayerConfiguration
 from fleetplane.domains.edge.streams.live import DaemonPresences
 from fleetplane.domains.edge.streams.sealing import Sealer
@@ -269,11 +269,10 @@ async def test_a_policy_for_one_change_goes_once_its_rollout_has_started(tmp_pat
     async with opened(tmp_path) as site:
         first, canary, last = site.daemons
         spec = PolicySpec(policy=CANARY, once=True)
-        layer = layer_spec({"level": 2}, actor=BOSS)
 
         def change(draft: Draft) -> None:
             draft.put(ROLLOUT_POLICY, SCOPE, "edge.config", spec=spec)
-            put_layer(draft, ACME, layer)
+            put_layer(draft, ACME, {"level": 2}, actor=BOSS)
 
         touches = [ROLLOUT_POLICY.key(SCOPE, "edge.config"), ACME.key]
         await site.rig.store.transact(change, actor=BOSS, action="test", touches=touches)

@@ -12,7 +12,7 @@ from support.instances.agents_rig import BOSS
 from support.proxies.events_rig import events_rig
 from support.proxies.proxy_api import ADMIN_EMAIL, ADMIN_PASSWORD, HOST, UPSTREAM, Api, rest_api
 
-from fleetplane.domains.proxies.audit.changes import FIELDS_LIMIT, MASK, VALUE_LIMIT_BYTES, changes, masked
+from fleetplane.domains.proxies.audit.changes import FIELDS_LIMIT, VALUE_LIMIT_BYTES, changes
 from fleetplane.domains.proxies.audit.notes import SLOTS, AuditNotes
 from fleetplane.domains.proxies.kinds.records import (
     AGENT_TOKEN,
@@ -22,6 +22,7 @@ from fleetplane.domains.proxies.kinds.records import (
     SettingsSpec,
     VirtualHostSpec,
 )
+from fleetplane.fleet.masking import MASK, masked
 from fleetplane.kernel.audit.chain import read
 from fleetplane.kernel.audit.files import verify_file
 from fleetplane.kernel.clock import SystemClock

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 from support.fleet.plans_rig import ACME, another, group, layer, plans_rig
 
+from fleetplane.domains.edge.nodes.config_layers import CONFIG_LAYER
 from fleetplane.domains.edge.nodes.groups import EDGE_GROUP
 
 PATH = "/edge-groups/web"
@@ -107,3 +109,29 @@ async def test_a_change_of_the_api_is_a_change_of_the_domain(tmp_path: Path) -> 
         set_ = await rig.call("PUT", "/edge-configs/tenant", layer({"a": 1}))
         assert set_.status_code == 201, set_.text
         assert set_.json()["status"]["setBy"] == "token/writer"
+
+
+async def test_secrets_of_a_configuration_are_masked_and_kept_when_it_is_applied_again(
+    tmp_path: Path,
+) -> None:
+    async with plans_rig(tmp_path) as rig:
+        made = await rig.call("PUT", "/edge-configs/tenant", layer({"password": "hunter2", "a": 1}))
+        assert made.json()["spec"]["config"] == {"password": "***", "a": 1}
+        exported = await rig.call("GET", "/export")
+        assert "hunter2" not in exported.text
+        assert "***" in exported.text
+        again = await rig.applied(layer({"password": "***", "a": 2}))
+        assert "hunter2" not in str(again)
+        stored = rig.store.list(CONFIG_LAYER)[0].spec.content
+        assert msgspec.json.decode(stored) == {"password": "hunter2", "a": 2}
+        patch = {"spec": {"config": {"a": 3}}}
+        patched = await rig.call(
+            "PATCH", "/edge-configs/tenant", patch, headers={"if-match": "*"}, scope=ACME
+        )
+        assert patched.status_code == 200, patched.text
+        stored = rig.store.list(CONFIG_LAYER)[0].spec.content
+        assert msgspec.json.decode(stored) == {"password": "hunter2", "a": 3}
+        refused = await rig.call(
+            "PUT", "/edge-configs/tenant", layer({"token": "***"}), headers={"if-match": "*"}
+        )
+        assert (refused.status_code, refused.json()["field"]) == (400, "spec.config.token")

@@ -91,7 +91,7 @@ def delete_group(call: WriteCall) -> None:
 
 class EdgeConfigSpecView(Shape, frozen=True, forbid_unknown_fields=True):
     config: dict[str, Any]
-    """The layer: laid over those of everyone and of the tenant, key by key."""
+    """The layer: laid over those of everyone and of the tenant, key by key. Secrets are masked (`***`)."""
 
 
 class EdgeConfigStatusView(Shape, frozen=True):
@@ -104,7 +104,7 @@ def layer_view(layer: ConfigLayer, _reading: Reading) -> View[EdgeConfigSpecView
     """What is shown of a layer."""
     spec = layer.spec
     return View(
-        spec=EdgeConfigSpecView(config=msgspec.json.decode(spec.content)),
+        spec=EdgeConfigSpecView(config=config_layers.shown(spec.content)),
         status=EdgeConfigStatusView(version=spec.version, set_by=who(spec.set_by)),
     )
 
@@ -144,10 +144,7 @@ def put_layer(call: WriteCall) -> ConfigLayer:
                 field="name",
                 hint=f"a layer is called by the id of a daemon, or {TENANT if place.tenant else GLOBAL}",
             )
-    spec = config_layers.layer_spec(given.config, actor=call.actor)
-    if call.stored is not None and call.stored.spec.content == spec.content:
-        return call.stored  # who sets the same again does not become the one who set it
-    return config_layers.put_layer(call.draft, place, spec)
+    return config_layers.put_layer(call.draft, place, given.config, actor=call.actor)
 
 
 def delete_layer(call: WriteCall) -> None:

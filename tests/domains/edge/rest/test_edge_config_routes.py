@@ -96,3 +96,36 @@ def test_every_operation_of_the_document_has_a_name_of_its_own(acme: httpx.Clien
     document = acme.get("/openapi.json").json()
     names = [operation["operationId"] for path in document["paths"].values() for operation in path.values()]
     assert len(names) == len(set(names))
+
+
+def test_who_may_only_read_sees_no_secret_and_writers_and_daemons_have_them(
+    server: ServerProcess, acme: httpx.Client
+) -> None:
+    document: dict[str, Any] = {
+        "db": {"password": "hunter2", "pin": 4711, "api_key": 17, "port": 5432},
+        "hooks": [{"name": "Authorization", "value": "Bearer abcdefgh"}],
+        "environment": {"HOME": "/root"},
+        "env": ["A=hunter2", {"name": "B", "value": "hunter2"}],
+        "url": "https://u:hunter2@host/",
+    }
+    assert shown(acme.put("/config", json=document))["layer"] == document
+    assert shown(acme.get("/config"))["merged"] == document
+    with client(server, "aegis.edge.hosts.read", tenant="acme") as viewer:
+        told = viewer.get("/config")
+        assert (
+            shown(told)["layer"]
+            == shown(told)["merged"]
+            == {
+                "db": {"password": "***", "pin": 4711, "api_key": "***", "port": 5432},
+                "hooks": [{"name": "Authorization", "value": "***"}],
+                "environment": {"HOME": "***"},
+                "env": ["A=***", {"name": "B", "value": "***"}],
+                "url": "https://***@host/",
+            }
+        )
+        masked = shown(told)["layer"]
+    masked["db"]["port"] = document["db"]["port"] = 5433
+    assert shown(acme.put("/config", json=masked))["layer"] == document
+    refused = acme.put("/config", json={"db": {"password": "***", "token": "***"}})
+    assert refused.status_code == 400, refused.text
+    assert "db.token is masked" in refused.text

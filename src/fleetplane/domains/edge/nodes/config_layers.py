@@ -26,6 +26,7 @@ from typing import cast
 import msgspec
 
 from fleetplane.domains.edge.kinds import Spec, tenant_scope
+from fleetplane.fleet.masking import masked, masked_values, with_known_secrets
 from fleetplane.fleet.rollouts.holds import HoldReader
 from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.resources import Key, Kind, Nothing, Resource
@@ -200,9 +201,8 @@ class ConfigLayers:
 
     async def put(self, place: Place, document: Document, *, actor: str) -> ConfigLayer:
         """Replace a whole layer."""
-        spec = layer_spec(document, actor=actor)
         done = await self._store.transact(
-            lambda draft: put_layer(draft, place, spec),
+            lambda draft: put_layer(draft, place, document, actor=actor),
             actor=actor,
             action="edge.config_set",
             touches=[place.key],
@@ -221,17 +221,34 @@ class ConfigLayers:
 # The changes themselves, as functions of a draft.
 
 
-def layer_spec(document: Document, *, actor: str) -> ConfigLayerSpec:
-    """A layer as it is stored; raises `InvalidArgument` for one that no daemon could take."""
+def put_layer(draft: Draft, place: Place, document: Document, *, actor: str) -> ConfigLayer:
+    """Replace a whole layer; what was shown masked stays what it is.
+
+    Raises `InvalidArgument` for one that no daemon could take.
+    """
     check_document(document, field="config")
-    content = compact(parsed(compact(document)))
-    return ConfigLayerSpec(content=content, version=version_of(content), set_by=actor)
-
-
-def put_layer(draft: Draft, place: Place, spec: ConfigLayerSpec) -> ConfigLayer:
-    """Replace a whole layer."""
     _, scope, name = place.key
+    stored = draft.get(CONFIG_LAYER, scope, name)
+    given: Document = parsed(compact(document))
+    if stored is not None:
+        given = with_known_secrets(given, msgspec.json.decode(stored.spec.content))
+    for problem in masked_values(given, "config"):
+        raise InvalidArgument(
+            f"{problem.field} is masked, and there is no value that it stands for",
+            field=problem.field,
+            hint="give the value itself",
+        )
+    content = compact(given)
+    if stored is not None and stored.spec.content == content:
+        return stored  # who sets the same again does not become the one who set it
+    spec = ConfigLayerSpec(content=content, version=version_of(content), set_by=actor)
     return draft.put(CONFIG_LAYER, scope, name, spec=spec)
+
+
+def shown(content: bytes) -> dict[str, Json]:
+    """A layer, or what layers come to, for whoever may not change it: with secrets masked."""
+    found: dict[str, Json] = masked(msgspec.json.decode(content))
+    return found
 
 
 def remove_layer(draft: Draft, place: Place) -> None:

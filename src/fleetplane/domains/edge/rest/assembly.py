@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client.registry import Collector
 
-from fleetplane.domains.edge.access import GRANTS, PERMISSIONS, TENANT_HEADERS
+from fleetplane.domains.edge.access import GRANTS, HOSTS_WRITE, PERMISSIONS, TENANT_HEADERS
 from fleetplane.domains.edge.grpc.relay import Relay
 from fleetplane.domains.edge.identity.enrolment_tokens import EnrolmentTokens
 from fleetplane.domains.edge.nodes.config_layers import ConfigLayers
 from fleetplane.domains.edge.nodes.groups import Groups
 from fleetplane.domains.edge.nodes.registry import Nodes
 from fleetplane.domains.edge.rest.cluster import ClusterRoutes
-from fleetplane.domains.edge.rest.common import BAD_REQUEST, EdgeError, Manner, envelope
+from fleetplane.domains.edge.rest.common import BAD_REQUEST, EdgeCall, EdgeError, Manner, envelope
 from fleetplane.domains.edge.rest.config import ConfigRoutes
 from fleetplane.domains.edge.rest.groups import GroupRoutes
 from fleetplane.domains.edge.rest.hosts import HostRoutes
@@ -22,6 +22,7 @@ from fleetplane.domains.edge.runs.channel import EdgeRuns
 from fleetplane.domains.edge.workers.admission import WorkerAdmission
 from fleetplane.domains.edge.workers.registry import Workers
 from fleetplane.fleet.people.door import Door
+from fleetplane.kernel.access import covers
 from fleetplane.web.ops import Mount
 from fleetplane.web.rest.family import FamilyErrors, FamilyKernel, FamilyText, RestFamily
 from fleetplane.web.rest.gate import operator_gate
@@ -53,6 +54,10 @@ class RestSide:
         clock = kernel.clock
         gate = operator_gate(door, GRANTS, tenant_headers=TENANT_HEADERS)
         gate.require_complete(PERMISSIONS)
+
+        def may_write(call: EdgeCall, scope: str) -> bool:
+            return any(covers(at, scope) for at in gate.scopes(call.caller, HOSTS_WRITE))
+
         manner = Manner(shipped=shipped_shapes)
         hosts = HostRoutes(
             clock, nodes=nodes, enrollments=enrollments, runs=runs, heard_at_ns=heard_at_ns, manner=manner
@@ -62,7 +67,7 @@ class RestSide:
             *hosts.routes(),
             *GroupRoutes(groups=groups, nodes=nodes, manner=manner).routes(),
             *fleet.routes(),
-            *ConfigRoutes(layers=layers, nodes=nodes).routes(),
+            *ConfigRoutes(layers=layers, nodes=nodes, may_write=may_write).routes(),
         )
         if relay is not None:  # which has the daemons
             of_daemons = tuple(map(relay.instead_of(PREFIX), of_daemons))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from fleetplane.domains.edge.access import HOSTS_READ, HOSTS_WRITE
-from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, Place
+from fleetplane.domains.edge.kinds import tenant_scope
+from fleetplane.domains.edge.nodes.config_layers import ConfigLayers, Place, shown
 from fleetplane.domains.edge.nodes.registry import Nodes
 from fleetplane.domains.edge.rest.common import NO_CONTENT, EdgeCall, actor, tenant
 from fleetplane.domains.edge.rest.shapes import ShownConfig
@@ -18,7 +21,11 @@ _ROUTES = RouteGroup("Configuration")
 
 
 class ConfigRoutes:
-    def __init__(self, *, layers: ConfigLayers, nodes: Nodes) -> None:
+    def __init__(
+        self, *, layers: ConfigLayers, nodes: Nodes, may_write: Callable[[EdgeCall, str], bool]
+    ) -> None:
+        """`may_write` tells whether a caller may write layers at a scope, and so reads secrets in them."""
+        self._may_write = may_write
         self._layers = layers
         self._nodes = nodes
 
@@ -53,12 +60,12 @@ class ConfigRoutes:
         )
 
     async def show(self, call: EdgeCall) -> Answer[ShownConfig]:
-        return Answer(content=self._shown(self._place(call)))
+        return Answer(content=self._shown(self._place(call), call))
 
     async def put(self, call: EdgeCall) -> Answer[ShownConfig]:
         place = self._place(call)
         await self._layers.put(place, call.body, actor=actor(call))
-        return Answer(content=self._shown(place))
+        return Answer(content=self._shown(place, call))
 
     async def remove(self, call: EdgeCall) -> Answer[None]:
         await self._layers.remove(self._place(call), actor=actor(call))
@@ -69,7 +76,8 @@ class ConfigRoutes:
         of, node_id = tenant(call), call.path.get("node_id", "").lower()
         return Place(tenant=of, node_id=self._nodes.get(of, node_id).name if node_id else "")
 
-    def _shown(self, place: Place) -> ShownConfig:
+    def _shown(self, place: Place, call: EdgeCall) -> ShownConfig:
+        told = foreign if self._may_write(call, tenant_scope(place.tenant)) else _masked
         layer = self._layers.get(place)
         merged = self._layers.merged(place.tenant, place.node_id)
         applied = None
@@ -77,10 +85,14 @@ class ConfigRoutes:
             status = self._nodes.get(place.tenant, place.node_id).status
             applied = status.config_version or None if status is not None else None
         return ShownConfig(
-            layer=foreign(layer.spec.content) if layer is not None else NULL,
+            layer=told(layer.spec.content) if layer is not None else NULL,
             set_by=layer.spec.set_by if layer is not None else None,
-            merged=foreign(merged.content) if merged is not None else NULL,
+            merged=told(merged.content) if merged is not None else NULL,
             version=merged.version if merged is not None else None,
             applied_version=applied,
             acknowledged=applied is not None and merged is not None and applied == merged.version,
         )
+
+
+def _masked(content: bytes) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(shown(content)))

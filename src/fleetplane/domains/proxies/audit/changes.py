@@ -7,7 +7,6 @@ changed, not what it was.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -27,15 +26,14 @@ from fleetplane.domains.proxies.kinds.records import (
     VIRTUAL_HOST,
     WORKSPACE,
 )
+from fleetplane.fleet.masking import masked
 from fleetplane.kernel.resources import AnyResource
-from fleetplane.web.rest.problems import Problem
 
 Changes = dict[str, tuple[Any, Any]]
 """From a field to what it was and what it is; null where there was, or is, nothing."""
 Difference = tuple[AnyResource | None, AnyResource | None]
 """A resource before and after."""
 
-MASK: Final = "***"
 FIELDS_LIMIT: Final = 100
 """Told of one change: a virtual host has ten. With the limit on values, 800 KB at most."""
 VALUE_LIMIT_BYTES: Final = 4096
@@ -59,21 +57,6 @@ DESCRIBED: Final = frozenset(
 )
 _OF_STATUS: Final = {CERTIFICATE.name: ("state", "fingerprint", "names", "expires_at_ns", "error")}
 """Statuses are what agents and issuers report; these fields of them are changed by callers."""
-_ALL_MASKED: Final = frozenset({"env_vars"})
-"""Whose values are for programs, and are what programs get their secrets by."""
-_SECRET_NAME: Final = re.compile(
-    r"passw|passphrase|secret|token|credential|authorization|auth_basic|cookie|private|signature"
-    r"|api[-_]?key|(?:^|[-_.\s])key(?:$|[\s=\"'])",
-    re.IGNORECASE,
-)
-_SECRET_TEXTS: Final = (
-    (re.compile(r"(://)[^/\s@\"']+@"), r"\1***@"),
-    (re.compile(r"\b(bearer|basic)\s+[\w+/=.~-]{4,}", re.IGNORECASE), r"\1 ***"),
-    (re.compile(r"\b(nxmesh_[a-z]+_|fp_)[\w+/=-]{8,}"), r"\1***"),
-    (re.compile(r"\beyJ[\w-]{8,}(?:\.[\w-]*)*"), MASK),
-    (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*", re.DOTALL), MASK),
-    (re.compile(r"([?&][a-z_-]*(?:token|key|sig|secret|password)=)[^&\s\"']+", re.IGNORECASE), r"\1***"),
-)
 
 
 def changes(differences: Iterable[Difference], subject: AnyResource | None) -> Changes:
@@ -121,47 +104,3 @@ def _told(name: str, value: Any) -> Any:
     shown = masked(value, name)
     size = len(msgspec.json.encode(shown))
     return shown if size <= VALUE_LIMIT_BYTES else f"{size} bytes"
-
-
-def masked(value: Any, name: str = "") -> Any:
-    """The value with secrets masked; `name` is its key where it was found."""
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if _SECRET_NAME.search(name):
-        return MASK
-    if isinstance(value, dict):
-        return _masked_mapping(value, name)
-    if isinstance(value, list | tuple):
-        return [masked(one, name) for one in value]
-    return _masked_text(str(value))
-
-
-def _masked_mapping(value: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if name in _ALL_MASKED:
-        return dict.fromkeys(value, MASK)
-    if name.endswith("directives"):  # such as `proxy_set_header`: `X-Api-Key "..."`
-        return {
-            key: MASK if _SECRET_NAME.search(str(one)) else masked(one, key) for key, one in value.items()
-        }
-    if "name" in value and "value" in value:  # a header
-        return {**value, "value": masked(value["value"], str(value["name"]))}
-    return {key: masked(one, key) for key, one in value.items()}
-
-
-def _masked_text(text: str) -> str:
-    for pattern, instead in _SECRET_TEXTS:
-        text = pattern.sub(instead, text)
-    return text
-
-
-def masked_values(value: Any, field: str = "") -> Iterator[Problem]:
-    """Values that are nothing but a mask: of a document that was exported by one who may not read them."""
-    value = msgspec.to_builtins(value)
-    if isinstance(value, Mapping):
-        for name, one in value.items():
-            yield from masked_values(one, f"{field}.{name}".lstrip("."))
-    elif isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from masked_values(one, f"{field}.{index}")
-    elif isinstance(value, str) and MASK in value:
-        yield Problem(field=field, message="Masked: export it as somebody who may read secrets")

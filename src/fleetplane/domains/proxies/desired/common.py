@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
-
-import msgspec
+from typing import Protocol
 
 from fleetplane.domains.proxies import access
 from fleetplane.domains.proxies.kinds.records import (
@@ -17,7 +15,6 @@ from fleetplane.domains.proxies.kinds.records import (
     workspace_scope,
 )
 from fleetplane.domains.proxies.rules.raw_text import RawRight
-from fleetplane.domains.proxies.rules.secrecy import without_secrets
 from fleetplane.domains.proxies.serving.access_lists import AccessLists
 from fleetplane.domains.proxies.serving.certificates import Certificates
 from fleetplane.domains.proxies.serving.hosts import Hosts
@@ -113,29 +110,6 @@ def certificates_called(reading: Reading, scope: str, domain: str) -> list[str]:
     """The ids of a workspace's certificates of a domain: each provider may have issued one."""
     wanted = domain.lower()
     return [one.name for one in reading.list(CERTIFICATE, scope) if one.spec.domain.lower() == wanted]
-
-
-def with_known_secrets(spec: Any, before: Any) -> Any:
-    """What was shown masked and given back so is what it was."""
-    real, shown = msgspec.to_builtins(before), msgspec.to_builtins(without_secrets(before))
-    return msgspec.convert(_restored(msgspec.to_builtins(spec), shown, real), type(spec))
-
-
-def _restored(given: Any, shown: Any, real: Any) -> Any:
-    if given == shown:
-        return real
-    if isinstance(given, dict) and isinstance(shown, dict):
-        return {
-            key: _restored(value, shown[key], real[key]) if key in shown and key in real else value
-            for key, value in given.items()
-        }
-    if isinstance(given, list) and isinstance(shown, list):
-        known = list(zip(shown, real, strict=False))
-        return [
-            _restored(value, *known[number]) if number < len(known) else value
-            for number, value in enumerate(given)
-        ]
-    return given
 
 
 def reloads(before: AnyResource | None, after: AnyResource | None, reading: Reading) -> Sequence[str]:

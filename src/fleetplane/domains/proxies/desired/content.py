@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from fleetplane.domains.proxies import access
-from fleetplane.domains.proxies.audit.changes import masked_values
 from fleetplane.domains.proxies.desired.common import (
     ProxyParts,
     batch_of,
@@ -21,7 +20,6 @@ from fleetplane.domains.proxies.desired.common import (
     raw_right,
     reloads,
     required_place,
-    with_known_secrets,
 )
 from fleetplane.domains.proxies.kinds.passwords import list_locked, list_with_known_passwords, locked_users
 from fleetplane.domains.proxies.kinds.records import (
@@ -39,9 +37,9 @@ from fleetplane.domains.proxies.kinds.records import (
 from fleetplane.domains.proxies.kinds.unique import refuse
 from fleetplane.domains.proxies.resources.certificates import ProxyCertificateSpecView
 from fleetplane.domains.proxies.resources.places import place
-from fleetplane.domains.proxies.rules.secrecy import without_secrets
 from fleetplane.domains.proxies.serving.certificates import IMPORTED
 from fleetplane.domains.proxies.typed_options import Access, AccessRule, BasicUser
+from fleetplane.fleet.masking import masked_values, with_known_secrets, without_secrets
 from fleetplane.fleet.resources.common import NoStatus
 from fleetplane.fleet.resources.declaration import (
     Column,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from fleetplane.domains.proxies import access
-from fleetplane.domains.proxies.audit.changes import masked_values
 from fleetplane.domains.proxies.desired.common import (
     ProxyParts,
     batch_of,
@@ -17,7 +16,6 @@ from fleetplane.domains.proxies.desired.common import (
     raw_right,
     reloads,
     required_place,
-    with_known_secrets,
 )
 from fleetplane.domains.proxies.kinds.passwords import (
     has_passwords,
@@ -38,6 +36,7 @@ from fleetplane.domains.proxies.kinds.records import (
 from fleetplane.domains.proxies.kinds.unique import refuse
 from fleetplane.domains.proxies.resources.places import MIRROR
 from fleetplane.domains.proxies.serving.hosts import WantedHost
+from fleetplane.fleet.masking import masked_values, with_known_secrets
 from fleetplane.fleet.resources.declaration import Reading, Writable, WriteCall
 from fleetplane.kernel.errors import Conflict, InvalidArgument
 from fleetplane.kernel.resources import AnyKind

@@ -17,8 +17,8 @@ from fleetplane.domains.proxies.kinds.records import (
     VirtualHostSpec,
 )
 from fleetplane.domains.proxies.resources.places import MIRROR, place, references
-from fleetplane.domains.proxies.rules.secrecy import without_secrets
 from fleetplane.domains.proxies.typed_options import Balancing, Canaries, ConnectionLimit, RateLimit
+from fleetplane.fleet.masking import without_secrets
 from fleetplane.fleet.resources.common import NoStatus
 from fleetplane.fleet.resources.declaration import (
     READING,

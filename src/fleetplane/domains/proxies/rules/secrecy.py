@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from fleetplane.domains.proxies.access import OPERATE, RAW, Access
-from fleetplane.domains.proxies.audit.changes import masked
 from fleetplane.domains.proxies.kinds.records import SettingsSpec
 from fleetplane.domains.proxies.rest.common import ProxyCall
 from fleetplane.domains.proxies.rules.configuration import Difference
+from fleetplane.fleet.masking import masked, without_secrets
 
 T = TypeVar("T")
 SETTINGS_SECTION = "settings"
@@ -56,11 +56,6 @@ class Secrecy:
                         for name, (old, new) in one.fields.items()
                     },
                 )
-
-
-def without_secrets(value: T) -> T:
-    """The document with secrets masked."""
-    return msgspec.convert(masked(_plain(value)), type(value))
 
 
 def _plain(value: object) -> Any:

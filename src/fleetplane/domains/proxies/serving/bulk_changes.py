@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from fleetplane.domains.proxies.audit.changes import masked_values
 from fleetplane.domains.proxies.kinds.passwords import (
     list_sealed,
     list_with_known_passwords,
@@ -65,6 +64,7 @@ from fleetplane.domains.proxies.serving.bundles import (
 )
 from fleetplane.domains.proxies.serving.hosts import NAME, sealing, settings_problems
 from fleetplane.domains.proxies.serving.workspaces import Plan, Put, Workspaces
+from fleetplane.fleet.masking import masked_values
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import NotFound
 from fleetplane.kernel.resources import AnyKind
