@@ -206,8 +206,8 @@ class Hub:
         waiting, self._waiting = self._waiting, {}
         for scopes in waiting.values():
             for watches in scopes.values():
-                for watch in watches:
-                    watch._end()
+                for watch in watches:  # which has everything until now, and nothing of what is still applied
+                    watch._wake(self._base + len(self._events), self.revision)
 
     # What watches ask.
 

@@ -208,3 +208,18 @@ async def test_a_watch_closed_by_anothers_sink_does_not_claim_what_it_was_not_gi
             await consumers[1]
         consumers[0].cancel()
         first.close()
+
+
+async def test_a_watch_that_ended_with_its_store_goes_on_where_it_was(tmp_path: Path) -> None:
+    """What is still applied after the end was told to nobody, and must not be passed over."""
+    async with opened(tmp_path / "store.db") as store:
+        await written(store, 1)
+        with store.watch(THING) as watch:
+            consumer = await waiting(watch)
+            revision = store.revision
+            store._hub.close()
+            await written(store, 2)
+            assert store.revision > revision
+            assert watch.revision == revision
+            with pytest.raises(Unavailable):
+                await consumer
