@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from support.shared.cluster_sim import Simulation
 from support.shared.run_twice import run_twice
 from support.shared.storekit import KINDS, SCOPE, THING, Spec
 from support.shared.three_stores import three_stores
@@ -202,6 +204,23 @@ def test_a_key_used_at_one_server_is_known_at_the_others_with_its_body() -> None
             assert [server.calls for server in found] == [0, 1, 0]
 
     run(race())
+
+
+def test_of_each_key_one_thing_is_made_through_kills() -> None:
+    """By a transaction that has the answer, by one that has not, and by somebody who is called."""
+    kills = asked = called = answered = 0
+    for seed in itertools.count():
+        simulation = Simulation(seed, trouble="kills", repeaters=8)
+        simulation.run()
+        kills += simulation.kills
+        asked += simulation.outside.asked
+        called += simulation.outside.called.total()
+        answered += len(simulation.outside.told)
+        if kills >= ROUNDS:
+            break
+    print(f"\n{kills} kills: {asked} requests, {answered} keys answered, {called} calls outside")
+    assert asked > 2 * answered > 4 * kills
+    assert called > kills
 
 
 def test_a_key_is_over_in_its_time_by_the_database_and_on_every_server(

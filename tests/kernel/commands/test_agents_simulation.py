@@ -39,11 +39,12 @@ def test_no_history_breaks_what_is_promised_of_commands(portion: int) -> None:
         seen["cancelled"] += simulation.issued.cancelled
         seen["recalled"] += simulation.recalled
         seen["sessions"] += simulation.judge.sessions
+        seen["keys"] += len(simulation.outside.told)
         ends |= set(simulation.ends)
     # That there was anything to see: of each, some half of what there is on average.
     assert "Unavailable" in ends
     assert {outcome for outcome in OUTCOMES if not seen[outcome]} == set()
-    least = {"issued": 4, "cancelled": 0.5, "recalled": 0.4, "sessions": 4}
+    least = {"issued": 4, "cancelled": 0.5, "recalled": 0.4, "sessions": 4, "keys": 0.5}
     assert {what for what, share in least.items() if seen[what] < share * len(seeds)} == set()
 
 

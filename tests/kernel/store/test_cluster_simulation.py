@@ -56,10 +56,13 @@ def test_no_history_breaks_what_several_servers_promise(portion: int) -> None:
         seen["alone"] += simulation.locked
         seen["reads"] += simulation.reads
         seen["moves"] += simulation.moves
+        seen["keys"] += len(simulation.outside.told)
+        seen["asked with keys"] += simulation.outside.asked
     # That there was anything to see: of each, some half of what there is on average.
     assert "Superseded" in ends
     least = {"unknown": 0.15, "terms": 1, "acknowledged": 12, "looked up": 2.5, "swept": 0.7}
     least |= {"lost": 10, "alone": 0.2, "reads": 3, "moves": 1.5}
+    least |= {"keys": 1, "asked with keys": 3}
     assert {what for what, share in least.items() if seen[what] < share * len(seeds)} == set()
 
 

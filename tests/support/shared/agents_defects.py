@@ -33,6 +33,8 @@ def put_in(defects: LedgerDefects, host: Host, clock: Clock) -> None:
     if defects.deadlines_by_own_clock:
         ledger._clock = clock
         host.store._writer.clock = clock
+    if defects.key_is_kept_after_its_command:
+        host.store._companions = ()
     if defects.sent_before_it_is_durable:
         _send_first(host)
 

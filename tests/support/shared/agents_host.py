@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from support.shared.agents_judge import AgentsJudge
+from support.shared.repeating_client import KeyedServer, Made, Outside
 from support.shared.storekit import SCOPE, THING, Spec, Status
 
 from fleetplane.kernel import commands
@@ -23,6 +24,7 @@ from fleetplane.kernel.commands import Command, CommandLimits, Commands, State
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.presence import Whereabouts
 from fleetplane.kernel.store import Draft, Store
+from fleetplane.web.rest.routes import Answer, Call
 
 ROOM = 2
 """Commands that an agent has at once."""
@@ -42,6 +44,8 @@ class LedgerDefects:
     """A session that begins late takes back what a newer one has."""
     deadlines_by_own_clock: bool = False
     """Every server ends what is late by its own clock."""
+    key_is_kept_after_its_command: bool = False
+    """That a command was issued for a key is recorded once its answer is known."""
     goodbye_without_presence: bool = False
     """Whoever loses an agent writes that it is disconnected, wherever it is by then."""
 
@@ -53,6 +57,10 @@ class World(Protocol):
     defects: LedgerDefects
     judge: AgentsJudge
     recalled: int
+    outside: Outside
+
+    @property
+    def agents(self) -> Sequence[Listener]: ...
 
 
 class Listener(Protocol):
@@ -115,9 +123,27 @@ class Host:
             limits=CommandLimits(retry_seconds=1.0),
         )
         self.ledger.recover()
+        self.keyed = KeyedServer(store, store.clock, sim.chance, sim.outside, self._commanded)
         self.is_up = True
         self._tasks: dict[asyncio.Task[None], None] = {}
         """In the order in which they began: that of a set is another one in every process."""
+
+    async def _commanded(self, call: Call[Any]) -> Answer[Made]:
+        """A command for one agent, of which its key is the content."""
+        key = str(call.path["key"])
+        call.answering(lambda issued: Answer(content=Made(issued.command.name)))
+        command = await self.ledger.issue(
+            SCOPE,
+            "keyed",
+            [self.sim.chance.choice(self.sim.agents).name],
+            actor=call.signed("client"),
+            payload=key.encode(),
+            wait=True,
+            repeatable=False,
+            deliver_within_seconds=6.0,
+            run_for_seconds=6.0,
+        )
+        return Answer(content=Made(command.name))
 
     # For the ledger.
 
@@ -265,6 +291,7 @@ class Host:
 
     def close(self) -> None:
         self.is_up = False
+        self.keyed.kill()
         for task in tuple(self._tasks):
             task.cancel()
         for stream in self.streams.values():

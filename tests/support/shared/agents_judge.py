@@ -35,6 +35,8 @@ class AgentsJudge:
         """Sessions whose stream has ended, although presence may not say so yet."""
         self._sent: set[tuple[At, int]] = set()
         self._arrived: Counter[tuple[At, int]] = Counter()
+        self.keyed: dict[str, str] = {}
+        """Of each key that a client asked with, its command."""
         self.outcomes: Counter[State] = Counter()
         self.sessions = 0
         """That were entered."""
@@ -60,6 +62,9 @@ class AgentsJudge:
             elif row.kind == COMMAND.name:
                 command: Command = COMMAND.decode(row.body)
                 assert command.status is not None
+                if key := command.spec.payload:
+                    first = self.keyed.setdefault(key.decode(), command.name)
+                    require(first == command.name, f"{key!r} is two commands")
                 self._commands[command.name] = command.status
                 touched.add(command.name)
             elif row.kind == COMMAND_TARGET.name:

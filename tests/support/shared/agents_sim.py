@@ -9,6 +9,7 @@ at every command that is sent or arrives, and at the end.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +22,7 @@ from support.shared.agents_host import Host, LedgerDefects, Stream
 from support.shared.agents_judge import AgentsJudge
 from support.shared.cluster_sim import KEY, TAKEOVER_SECONDS, Server, Violation, require
 from support.shared.memory_engine import Defects, MemoryDatabase, MemoryEngine
+from support.shared.repeating_client import MADE, KeyedServer, Outside, repeat
 from support.shared.storekit import KINDS, SCOPE
 from support.shared.virtual_loop import LoopClock, run
 
@@ -167,9 +169,12 @@ class AgentSimulation:
         self.delay_seconds = delay_seconds
         self.loss = self.chance.choice([0.0, 0.01, 0.05])
         self._seconds = seconds
+        self._has_keys = seed % 2 == 0
+        """Whether somebody asks with keys."""
         self.calm = False
         self.ends: list[str] = []
         self.issued = Issued()
+        self.outside = Outside()
         self.recalled = 0
         self._wrong: list[BaseException] = []
 
@@ -196,6 +201,8 @@ class AgentSimulation:
         tasks += [loop.create_task(agent.live()) for agent in self.agents]
         tasks += [loop.create_task(self._client()) for _ in range(CLIENTS)]
         tasks += [loop.create_task(self._trouble())]
+        if self._has_keys:
+            tasks += [loop.create_task(self._repeater())]
         end = loop.create_task(asyncio.sleep(self._seconds))
         try:
             await asyncio.wait([end, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -206,6 +213,9 @@ class AgentSimulation:
                 server.link.stopped.set()
             await self._within(QUIET_SECONDS, lambda: not self.judge.open, tasks)
             await self._served(tasks)
+            told, keyed = self.outside.told, self.judge.keyed
+            wrong = {key: names for key, names in told.items() if names != {keyed.get(key)}}
+            require(not wrong, f"{wrong} were told, and {keyed} are the commands")
         finally:
             for task in (end, *tasks):
                 task.cancel()
@@ -297,6 +307,20 @@ class AgentSimulation:
                         await self._cancel(host.ledger)
                     else:
                         await self._issue(host.ledger)
+
+    async def _repeater(self) -> None:
+        """Somebody who asks with a key, and again wherever he can until he hears the answer."""
+        chance = self.chance
+        for number in itertools.count():
+            await asyncio.sleep(chance.expovariate(0.7))
+            if not self.calm:
+                await repeat(
+                    f"{MADE}{number}", self._keyed, self.outside, pause=lambda: chance.expovariate(4.0)
+                )
+
+    def _keyed(self) -> KeyedServer | None:
+        host = self.any_host()
+        return None if host is None else host.keyed
 
     async def _issue(self, ledger: Commands) -> None:
         chance = self.chance

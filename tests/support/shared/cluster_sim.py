@@ -8,14 +8,16 @@ written, at every group that any server applies, and at the end.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from support.shared.memory_engine import SECOND_NS, Defects, Link, MemoryDatabase, MemoryEngine
+from support.shared.repeating_client import MADE, KeyedServer, Outside, repeat
 from support.shared.storekit import KINDS, SCOPE, THING, Spec
 from support.shared.virtual_loop import LoopClock, run
 
@@ -42,6 +44,7 @@ from fleetplane.kernel.watch import Event, EventType
 
 SERVERS = 3
 CLIENTS = 4
+REPEATERS = 2
 TAKEOVER_SECONDS = 10.0
 SLOW_SHARE = 0.2
 SLOW = 30
@@ -168,6 +171,7 @@ class Server:
         self.link = Link(chance=sim.chance)
         self.is_active = False
         self.standing_by: Standby | None = None
+        self.keyed: KeyedServer | None = None
         self._process: asyncio.Task[None] | None = None
 
     async def live(self) -> None:
@@ -179,7 +183,7 @@ class Server:
             self.link = Link(chance=chance, loss=self._sim.loss, delay_seconds=delay)
             self._process = asyncio.create_task(self._run())
             await asyncio.wait([self._process])
-            self.standing_by = None
+            self.standing_by = self.keyed = None
             if not self._process.cancelled() and (error := self._process.exception()) is not None:
                 if not isinstance(error, FleetplaneError):
                     raise error
@@ -202,6 +206,7 @@ class Server:
         )
         store = standby.store
         self._observe(store)
+        self.keyed = KeyedServer(store, store.clock, sim.chance, sim.outside)
         _put_in(sim.defects, store, sim.database)
         cursor, seen = store.revision, list[Event]()
         watch = store.watch(THING, after=cursor)
@@ -233,6 +238,8 @@ class Server:
     def kill(self) -> None:
         """The process is gone at once: nothing of it reaches the database any more but what is on its way."""
         self.link.cut = True
+        if self.keyed is not None:
+            self.keyed.kill()
         if self._process is not None:
             self._process.cancel()
 
@@ -245,6 +252,8 @@ def _put_in(defects: Defects, store: Store, database: MemoryDatabase) -> None:
         _answer_at_once(store._writer)
     if defects.first_answer_is_kept:
         _keep_first_answers(store._writer)
+    if defects.key_is_kept_after_its_effect:
+        store._companions = ()
     if defects.sweep_by_local_clock:
         own = store.clock._clock  # type: ignore[attr-defined]
         store._writer.clock = own
@@ -312,20 +321,26 @@ class Simulation:
         seconds: float = 10.0,
         defects: Defects | None = None,
         trouble: str = "all",
+        repeaters: int | None = None,
         delay_seconds: float = 0.002,
     ) -> None:
-        """With the trouble "kill", the active server is killed now and then, and all else is well.
+        """With the trouble "kill", the active server is killed now and then, and all else is well; with
+        "kills", any of them. `repeaters` ask with keys; unless said otherwise, in every other history.
 
         `delay_seconds` is what a question to the database, and its answer, take at most.
         """
         self.delay_seconds = delay_seconds
         self.chance = random.Random(seed)
         self._trouble_is_death = trouble == "kill"
+        self._trouble_is_kills = trouble == "kills"
+        self._repeaters = (REPEATERS, 0)[seed % 2] if repeaters is None else repeaters
         self._seconds = seconds
         self.defects = defects or Defects()
         self.loss = 0.0 if self._trouble_is_death else self.chance.choice([0.0, 0.01, 0.05])
         self.history = self.chance.choice([20, 1000])
         self.told = Told()
+        self.outside = Outside()
+        self.kills = 0
         self.ends: list[str] = []
         self.takeovers: list[float] = []
         self._vacant_since: float | None = None
@@ -344,6 +359,7 @@ class Simulation:
         self.servers = [Server(self, f"s{n}") for n in range(SERVERS)]
         tasks = [loop.create_task(server.live()) for server in self.servers]
         tasks += [loop.create_task(self._client(n)) for n in range(CLIENTS)]
+        tasks += [loop.create_task(self._repeater(n)) for n in range(self._repeaters)]
         tasks += [loop.create_task(self._reader()), loop.create_task(self._roamer())]
         tasks += [loop.create_task(self._trouble())]
         end = loop.create_task(asyncio.sleep(self._seconds))
@@ -392,11 +408,24 @@ class Simulation:
             require(values.get(name) == value, f"{name} was acknowledged and is lost")
         for name in told.refused:
             require(name not in values, f"{name} was refused and is there")
+        self._judge_keys(values)
         for token, owner in told.redeemed.items():
             require(
                 database.owners[Claim(THING.name, SCOPE, "token", token)] == [owner],
                 f"{token} was redeemed by {owner}, as it was told, and not by it, as it is kept",
             )
+
+    def _judge_keys(self, values: Collection[str]) -> None:
+        """Of each key one thing was made, and nobody was called twice."""
+        made: dict[str, set[str]] = {}
+        for name in values:
+            if name.startswith(MADE):
+                made.setdefault(name.partition(".")[0], set()).add(name)
+        for key, names in made.items():
+            require(len(names) == 1, f"one key, {len(names)} things: {names}")
+            require(self.outside.called[key] <= 1, f"for {key} somebody was called twice")
+        for key, names in self.outside.told.items():
+            require(names == made.get(key), f"{key} is said to have made {names}, and made {made.get(key)}")
 
     # Who is active.
 
@@ -463,6 +492,17 @@ class Simulation:
             )
             before = self.told.redeemed.setdefault(token, owner)
             require(before == owner, f"{token} was redeemed by {before} and by {owner}, both were told so")
+
+    async def _repeater(self, number: int) -> None:
+        """Somebody who asks with a key, and again wherever he can until he hears the answer."""
+        chance = self.chance
+        for key in itertools.count(number, self._repeaters):
+            await asyncio.sleep(chance.expovariate(1.0))
+            await repeat(f"{MADE}{key}", self._keyed, self.outside, pause=lambda: chance.expovariate(4.0))
+
+    def _keyed(self) -> KeyedServer | None:
+        server = self._any()
+        return None if server is None else server.keyed
 
     def _writable(self) -> Store | None:
         """Any server writes, active or not."""
@@ -611,12 +651,19 @@ class Simulation:
             server = self.chance.choice(self.servers)
         if self._trouble_is_death:
             return [self._kill_active]
+        if self._trouble_is_kills:
+            return [self._kill_anyone]
         return [server.kill, server.kill, lambda: self._cut(server), lambda: self._stop(server)]
 
     def _kill_active(self) -> None:
         server = self._active()
         if server is not None and self._vacant_since is None:
             self._vacant_since = asyncio.get_running_loop().time()
+            server.kill()
+
+    def _kill_anyone(self) -> None:
+        if (server := self._any()) is not None:
+            self.kills += 1
             server.kill()
 
     def _cut(self, server: Server) -> None:

@@ -67,6 +67,8 @@ class Defects:
     """Transactions are dated by the wall clock of the server that runs them."""
     lock_is_not_waited_for: bool = False
     """Groups are written while a server has the lock, and has read the end of the log."""
+    key_is_kept_after_its_effect: bool = False
+    """That a request was carried out is recorded once its answer is known."""
     cursor_from_the_future_refused: bool = False
     """A watch that comes from a server that was further is told that its cursor is not known."""
 
