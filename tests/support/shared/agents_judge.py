@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from dataclasses import replace
 
-from support.shared.cluster_sim import CLOCK_ERROR_SECONDS, require
+from support.shared.cluster_sim import CLOCK_ERROR_SECONDS, KEY, require
 from support.shared.memory_engine import SECOND_NS, MemoryDatabase
 from support.shared.storekit import THING
+from support.shared.virtual_loop import LoopClock
 
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, OPEN, UNDER_WAY, Command, CommandTarget, State
 from fleetplane.kernel.commands.kinds import CommandStatus, TargetStatus
 from fleetplane.kernel.commands.steps import TOO_LATE
 from fleetplane.kernel.events import EventType
 from fleetplane.kernel.presence import PRESENCE, PresenceSpec
+from fleetplane.kernel.sealing import Sealer
 from fleetplane.kernel.store.engine import LoggedGroup, LogRow
 
 LOST = ("the session ended", "the server was restarted")
@@ -25,6 +29,9 @@ At = tuple[str, str]
 class AgentsJudge:
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
+        sealer = Sealer(KEY, LoopClock(random.Random(0)))
+        self._command_kind = replace(COMMAND, sealer=sealer)
+        self._target_kind = replace(COMMAND_TARGET, sealer=sealer)
         self._presences: dict[str, PresenceSpec] = {}
         self._targets: dict[At, CommandTarget] = {}
         self._commands: dict[str, CommandStatus] = {}
@@ -60,7 +67,7 @@ class AgentsJudge:
             if row.kind == PRESENCE.name:
                 self._presence(row)
             elif row.kind == COMMAND.name:
-                command: Command = COMMAND.decode(row.body)
+                command: Command = self._command_kind.decode(row.body)
                 assert command.status is not None
                 if key := command.spec.payload:
                     first = self.keyed.setdefault(key.decode(), command.name)
@@ -68,7 +75,7 @@ class AgentsJudge:
                 self._commands[command.name] = command.status
                 touched.add(command.name)
             elif row.kind == COMMAND_TARGET.name:
-                target: CommandTarget = COMMAND_TARGET.decode(row.body)
+                target: CommandTarget = self._target_kind.decode(row.body)
                 self._target(target)
                 touched.add(target.spec.command)
             elif row.kind == THING.name:
@@ -102,6 +109,8 @@ class AgentsJudge:
         known = self._targets.get(at)
         before, after = known.status if known is not None else None, target.status
         assert after is not None
+        if before == after:  # stored once more, sealed
+            return
         where = f"{at[0]} with command {at[1][:6]}"
         require(before is None or before.state in OPEN, f"{where} has an outcome after {before}: {after}")
         self._step(where, at, before, after)
