@@ -11,6 +11,7 @@ from typing import Any
 from support.shared.postgres_server import PostgresServer
 from support.shared.telemetry_place import TelemetryPlace, asked, bodies, line
 
+from fleetplane.kernel.boundary import Failures
 from fleetplane.kernel.identity import Authority, MasterKey
 from fleetplane.kernel.identity.operators import Operators
 from fleetplane.kernel.kinds import KERNEL_KINDS
@@ -39,7 +40,14 @@ async def test_a_server_that_stands_by_tells_what_the_active_one_measured_and_ta
         measuring: Any = SimpleNamespace(keeps_telemetry=True)
         nobody: Any = None
         serving = Serving(
-            settings, given, (measuring,), clock, announce=nobody, turn=nobody, stop=asyncio.Event()
+            settings,
+            given,
+            (measuring,),
+            clock,
+            announce=nobody,
+            turn=nobody,
+            failures=Failures(),
+            stop=asyncio.Event(),
         )
         kernel = await serving._kernel(store, stack)
         assert kernel.telemetry is not None

@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from fleetplane import assembly, environment, ready_file
+from fleetplane.kernel.boundary import Failures, count_into
 from fleetplane.kernel.clock import Clock, SystemClock
 from fleetplane.kernel.errors import IntegrityError, SettingsError
 from fleetplane.kernel.kinds import KERNEL_KINDS
@@ -37,6 +38,8 @@ RETRY_SECONDS = 5.0
 async def serve(settings: Settings, *, announce: Announce) -> None:
     """Run until SIGTERM or SIGINT, then end what is open cleanly."""
     clock: Clock = SystemClock()
+    failures = Failures()
+    count_into(failures)  # before anything is begun
     stop = _stop_on_signals()
     supervisor = environment.taken("NOTIFY_SOCKET")  # a listener alone would say that the server is ready
     data_dir = Path(settings.data_dir)
@@ -56,7 +59,15 @@ async def serve(settings: Settings, *, announce: Announce) -> None:
         )
         turn = asyncio.ensure_future(stack.enter_async_context(opening))
         serving = Serving(
-            settings, keys, blueprints, clock, announce=announce, turn=turn, stop=stop, supervisor=supervisor
+            settings,
+            keys,
+            blueprints,
+            clock,
+            announce=announce,
+            turn=turn,
+            failures=failures,
+            stop=stop,
+            supervisor=supervisor,
         )
         try:
             await _live(serving, joined, turn, stop)

@@ -29,7 +29,7 @@ from fleetplane.front import Front
 from fleetplane.grpc_apps import keep_to_rights
 from fleetplane.kernel.attention import Attention, AttentionCollector
 from fleetplane.kernel.audit import archive as audit_archive
-from fleetplane.kernel.boundary import Boundary, Failures, Work, count_into
+from fleetplane.kernel.boundary import Boundary, Failures, Work
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.operators import Operators
@@ -80,6 +80,7 @@ class Serving:
         *,
         announce: Announce,
         turn: Turn,
+        failures: Failures,
         stop: asyncio.Event,
         supervisor: str = "",
     ) -> None:
@@ -91,7 +92,7 @@ class Serving:
         self._watchdog = Watchdog()
         self._is_watched = False
         self._calls = CallStatistics()
-        self._failures = Failures()
+        self._failures = failures
         self._announce = announce
         self._turn = turn
         self._stop = stop
@@ -110,7 +111,6 @@ class Serving:
         Without a `standby` nobody else uses the database. A server that `leads` has had its turn.
         """
         self.leads = leads
-        count_into(self._failures)
         try:
             await self._run(standby)
         finally:

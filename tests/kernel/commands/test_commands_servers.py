@@ -308,3 +308,22 @@ def test_a_deadline_that_passes_while_the_database_is_away_counts_when_it_is_bac
         await until(lambda: a.state(command) is State.TIMED_OUT)
 
     played(scene)
+
+
+@pytest.mark.parametrize("at_issuer", [True, False])
+def test_what_cannot_be_sent_ends_on_whichever_server_its_target_is_or_comes_to(at_issuer: bool) -> None:
+    async def scene(made: list[Side]) -> None:
+        a, b = made
+        there = a if at_issuer else b
+        unusable = await a.issue("one", wait=True, repeatable=True)
+        there.courier.unusable = {unusable.name}
+        good = await a.issue("one", wait=True)
+        session = await there.connect("one")
+        await until(lambda: there.courier.delivered)
+        assert there.courier.delivered == [("one", "go", good.name)]
+        assert (there.state(unusable), there.state(good)) == (State.UNDELIVERABLE, State.SENT)
+        await there.disconnect("one", session)
+        assert there.state(unusable) is State.UNDELIVERABLE
+        assert (await a.ledger.finished(unusable)).status is not None
+
+    played(scene)

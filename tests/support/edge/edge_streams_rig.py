@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -190,12 +189,17 @@ class Rig:
     # Commands.
 
     async def issue(
-        self, *daemons: Daemon, tool: str = "cmd.run", deadline_seconds: float = 60.0, **options: Any
+        self,
+        *daemons: Daemon,
+        tool: str = "cmd.run",
+        deadline_seconds: float = 60.0,
+        args_json: bytes = b'{"command": "true", "count": 3}',
+        **options: Any,
     ) -> Command:
         tenant = daemons[0].identity.tenant
         call = ToolCall(
             tool=tool,
-            args_json=json.dumps({"command": "true", "count": 3}).encode(),
+            args_json=args_json,
             security_context="zaru-free",
             tenant=tenant,
             actor=BOSS,

@@ -18,6 +18,8 @@ class FakeCourier:
     def __init__(self) -> None:
         self.here: set[str] = set()
         self.full: set[str] = set()
+        self.unusable: set[str] = set()
+        """Ids of commands that cannot be encoded."""
         self.delivered: list[tuple[str, str, str]] = []
         """Target, verb and the command's id, in order."""
         self.limits: dict[str, int] = {}
@@ -37,6 +39,8 @@ class FakeCourier:
     def deliver(self, target: str, command: Command) -> bool:
         if target not in self.here or target in self.full or not self.has_room(target):
             return False
+        if command.name in self.unusable:
+            raise ValueError("too deep")
         self.held.setdefault(target, set()).add(command.name)
         self.delivered.append((target, command.spec.verb, command.name))
         return True

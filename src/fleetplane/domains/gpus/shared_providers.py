@@ -21,7 +21,7 @@ from fleetplane.domains.gpus.leases import PROVIDER_LEASE, StoredLease, is_silen
 from fleetplane.domains.gpus.providers import Lease, check_leases_are_on
 from fleetplane.domains.gpus.registry import Gpus
 from fleetplane.domains.gpus.rules import GpuPolicy
-from fleetplane.kernel.boundary import Boundary
+from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.presence.heard import LATE_SECONDS, WRITE_SECONDS, Heard
@@ -168,12 +168,13 @@ class SharedProviders:
             async for batch in watch:
                 for event in batch.events:
                     provider = event.resource.name
-                    if event.type is EventType.DELETED:
-                        self._here.pop(provider, None)
-                        if self._leads:
-                            await self._forget(provider)
-                    elif self._hears(provider) and is_silent(self._stored(provider)):
-                        await self._return(provider)
+                    with contained("gpus/leases", about=provider):
+                        if event.type is EventType.DELETED:
+                            self._here.pop(provider, None)
+                            if self._leads:
+                                await self._forget(provider)
+                        elif self._hears(provider) and is_silent(self._stored(provider)):
+                            await self._return(provider)
 
     async def _forget(self, provider: str) -> None:
         if self._stored(provider) is not None:  # it has another lease by now

@@ -17,6 +17,7 @@ from typing import NoReturn
 import msgspec
 import structlog
 
+from fleetplane.kernel.boundary import contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.presence.asking import answered
@@ -103,12 +104,10 @@ class Departures:
             await self._each(settled, "presence.settled", _settled)
 
     async def _told(self, agent: str, session: int) -> bool:
-        try:
+        with contained(f"{self._channel}/departures", about=agent):  # it is told again at the next look
             await self._tell(agent, session)
-        except FleetplaneError as error:  # it is told again at the next look
-            log.warning("presence.end_not_settled", channel=self._channel, agent=agent, error=error.message)
-            return False
-        return True
+            return True
+        return False
 
     async def _each(
         self,

@@ -123,6 +123,26 @@ class Furnished:
         return await rest.http.request(way.method, PREFIX + path, headers=JSON, **more)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "member", "field"),
+    [
+        ("POST", "/fleet/invoke", "args", "args.a.a"),
+        ("PUT", "/config", "", "config.a.a"),
+    ],
+)
+@pytest.mark.parametrize("levels", [40, 900])
+async def test_a_document_that_no_message_could_carry_is_refused_with_its_place(
+    rest: Rest, method: str, path: str, member: str, field: str, levels: int
+) -> None:
+    deep = '{"a":' * levels + "[]" + "}" * levels
+    body = f'{{"target": "all", "tool": "cmd.run", "{member}": {deep}}}' if member else deep
+    headers = {"content-type": "application/json", **JSON}
+    answer = await rest.call(method, path, json=None, content=body.encode(), headers=headers)
+    assert answer.status_code == 400, answer.text
+    assert field in answer.text
+    assert "nested deeper than 3" in answer.text
+
+
 @pytest.fixture
 async def furnished(house: Site, rest: Rest) -> AsyncIterator[Furnished]:
     async with at_work(house, rest) as daemon:

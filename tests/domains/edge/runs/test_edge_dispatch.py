@@ -81,6 +81,24 @@ async def test_one_call_to_many_is_signed_for_once(tmp_path: Path) -> None:
             daemon.leave()
 
 
+@pytest.mark.parametrize("levels", [40, 900])
+async def test_a_stored_call_that_cannot_be_sealed_has_an_outcome_and_cuts_nobody_off(
+    tmp_path: Path, levels: int
+) -> None:
+    async with streams_rig(tmp_path) as rig:
+        daemon = await rig.daemon()
+        deep = b'{"a":' * levels + b"1" + b"}" * levels
+        stored = await rig.issue(daemon, wait=True, args_json=deep)
+        good = await rig.issue(daemon, wait=True)
+        await daemon.open()
+        assert (await daemon.next("invoke_tool")).command_id == public_id(good)
+        assert rig.outcome(stored, daemon) == "undeliverable"
+        status = rig.target(stored, daemon).status
+        assert status is not None
+        assert status.detail == "it cannot be sent: is nested deeper than 31 levels"
+        daemon.leave()
+
+
 # Results.
 
 

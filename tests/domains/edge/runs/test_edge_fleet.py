@@ -27,9 +27,18 @@ from fleetplane.fleet.runs.events import Ended, Output, Started, TargetEnded
 from fleetplane.fleet.runs.policy import Mode, OnFailure, RunPolicy
 from fleetplane.fleet.runs.records import RunState, Summary, outcome_of
 from fleetplane.fleet.runs.runs import Cancelled
+from fleetplane.kernel import boundary
+from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.commands import COMMAND, Command, Commands, State
-from fleetplane.kernel.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound, Unavailable
+from fleetplane.kernel.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    InvalidArgument,
+    NotFound,
+    StorageFull,
+    Unavailable,
+)
 
 
 @pytest.fixture
@@ -144,6 +153,33 @@ async def test_those_left_out_are_named_with_the_reason(rig: Rig) -> None:
     assert len(found.resolved) == 5
     assert [(skipped.node_id, skipped.reason) for skipped in found.skipped] == [(NODES[3], "Disconnected")]
     assert NODES[3] in rig.runs.preview(SCOPE, targets.parse("all"), wait=True).resolved
+
+
+@pytest.mark.parametrize("error", [StorageFull("the disk is full"), RecursionError("a defect")])
+async def test_a_run_whose_driver_fails_is_driven_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(boundary, "BACKOFF", Backoff(first_seconds=0.001, ceiling_seconds=0.001))
+    refused: list[str] = []
+
+    def refusing_once(name: str) -> Any:
+        do = getattr(Commands, name)
+
+        async def refuse(self: Commands, *args: Any, **more: Any) -> Any:
+            if name not in refused:
+                refused.append(name)
+                raise error
+            return await do(self, *args, **more)
+
+        return refuse
+
+    for name in ("release", "cancel"):
+        monkeypatch.setattr(Commands, name, refusing_once(name))
+    run = await rig.start()
+    await rig.sent_to(1)
+    await rig.end(run, NODES[0], State.FAILED)
+    assert await rig.over(run) == (RunState.HALTED, Summary(err=1, not_started=5))
+    assert refused == ["release", "cancel"]
 
 
 async def test_a_durable_run_waits_for_who_is_away(rig: Rig) -> None:

@@ -29,8 +29,7 @@ from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE
 from fleetplane.domains.boards.pins.turns import PIN_TURN, PinTurns
 from fleetplane.fleet.runs.metrics import RunCollector
 from fleetplane.fleet.runs.runs import Runs
-from fleetplane.kernel.boundary import Boundary
-from fleetplane.kernel.errors import FleetplaneError
+from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.reconcile.metrics import ReconcileCollector
 from fleetplane.kernel.watch import EventType
 
@@ -178,10 +177,8 @@ class NodeSide:
                         await self._tolerated(self.commander.removed(number))
 
     async def _tolerated(self, chore: Awaitable[None]) -> None:
-        try:
+        with contained("boards/calls"):  # the ledger's deadlines see to what is left
             await chore
-        except FleetplaneError as error:  # the ledger's deadlines see to what is left
-            log.warning("boards.chore_failed", error=error.message)
 
     def _cluster_names(self) -> dict[int, str]:
         return {number_of(cluster): cluster.spec.name for cluster in self._core.clusters.all()}

@@ -35,7 +35,7 @@ from fleetplane.domains.boards.kinds import (
 from fleetplane.domains.boards.rules import Facts
 from fleetplane.fleet.streams.silence import SilenceWatch
 from fleetplane.kernel.attention import Attention
-from fleetplane.kernel.boundary import Boundary
+from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.liveness import Liveness, LivenessChanged, LivenessPolicy
@@ -276,11 +276,12 @@ class BoardController:
         async with self._store.watch(BOARD, SCOPE) as watch:
             async for batch in watch:
                 for event in batch.events:
-                    if event.type is EventType.DELETED:
-                        await self._bury(event.resource)
-                    else:
-                        _tell(event.resource)
-                        self._look_for_arrival(event.resource)
+                    with contained("boards/follow", about=event.resource.name):
+                        if event.type is EventType.DELETED:
+                            await self._bury(event.resource)
+                        else:
+                            _tell(event.resource)
+                            self._look_for_arrival(event.resource)
 
     def _look_for_arrival(self, board: Board) -> None:
         arrivals = status_of(board).arrivals

@@ -36,7 +36,7 @@ from fleetplane.domains.boards.pins.kinds import GPIO_DEVICE, Device, device_num
 from fleetplane.domains.boards.pins.rules import GiveUp, LeaveAlone, PinSeen
 from fleetplane.fleet import freeze as freezing
 from fleetplane.fleet.freeze import FROZEN, Freezes
-from fleetplane.kernel.boundary import Boundary
+from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FailedPrecondition, FleetplaneError, ResourceExhausted
 from fleetplane.kernel.reconcile import Reason, Reconciler, Result
@@ -157,10 +157,11 @@ class GpioController:
             async for batch in watch:
                 for event in batch.events:
                     board = event.resource
-                    if event.type is EventType.DELETED:
-                        await self._bury(number_of(board))
-                    elif self._is_back(board):
-                        self.came(number_of(board))
+                    with contained("boards/gpio/boards", about=board.name):
+                        if event.type is EventType.DELETED:
+                            await self._bury(number_of(board))
+                        elif self._is_back(board):
+                            self.came(number_of(board))
 
     async def _follow_doubts(self) -> None:
         while True:

@@ -53,7 +53,7 @@ from fleetplane.domains.boards.provisioning.results import ACTOR, Aftermath
 from fleetplane.domains.boards.provisioning.secrets import ClusterSecrets
 from fleetplane.domains.boards.provisioning.selection import Survey
 from fleetplane.domains.boards.provisioning.steps import BoardWork
-from fleetplane.kernel.boundary import Boundary
+from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, NotFound
 from fleetplane.kernel.events import EventType
@@ -249,11 +249,13 @@ class Engine:
         operations = self._parts.operations
         with operations.watch() as watch:
             for operation in operations.list():
-                self._go(operation)
+                with contained("boards/operations/adopt", about=operation.name):
+                    self._go(operation)
             async for batch in watch:
                 for event in batch.events:
                     if event.type is not EventType.DELETED:
-                        self._go(operations.get(event.resource.name))
+                        with contained("boards/operations/adopt", about=event.resource.name):
+                            self._go(operations.get(event.resource.name))
 
     async def _see_through(self, name: str) -> None:
         try:

@@ -168,8 +168,9 @@ class EdgeController:
                 for event in batch.events:
                     live = self._presences.get(event.resource.name)
                     if live is not None and tenant_of(event.resource.scope) == live.tenant:
-                        self.look(live)
-                        self.standings.compare(live, event.resource)
+                        with contained("edge/records", about=live.node_id):
+                            self.look(live)
+                            self.standings.compare(live, event.resource)
 
     async def _follow_layers(self, kind: AnyKind) -> None:
         """A layer was written, or a rollout wants daemons at another version of theirs."""

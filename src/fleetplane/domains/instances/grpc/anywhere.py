@@ -13,7 +13,7 @@ from fleetplane.domains.instances.grpc.agents import REPORTS, AgentService
 from fleetplane.domains.instances.kinds import PUBLIC_KEY, Instance
 from fleetplane.domains.instances.records.instances import Instances
 from fleetplane.domains.instances.records.reports import Reports
-from fleetplane.kernel.boundary import Boundary
+from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.presence import PRESENCE, Whereabouts
 from fleetplane.kernel.store import Store, follow
 
@@ -56,13 +56,15 @@ class AgentsAnywhere:
     async def _follow_keys(self) -> None:
         async for batch in follow(self._store, PUBLIC_KEY):
             for event in batch.events:
-                self._agents.keys_came(event.resource.spec.instance)
+                with contained("instances/keys", about=event.resource.name):
+                    self._agents.keys_came(event.resource.spec.instance)
 
     async def _follow_departures(self, went: Went) -> None:
         async for batch in follow(self._store, PRESENCE, PLACES):
             for event in batch.events:
                 if not event.resource.spec.is_open:
-                    self._left(event.resource.name, went)
+                    with contained("instances/departures", about=event.resource.name):
+                        self._left(event.resource.name, went)
 
     def _left(self, place: str, went: Went) -> None:
         name, _, stream = place.rpartition("/")

@@ -5,8 +5,8 @@ Offers what the other half asks for (`ports`), and what the composition root ser
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 
 from fleetplane.domains.blueprint import Service
 from fleetplane.domains.proxies.agents.answers import Answers
@@ -32,6 +32,7 @@ from fleetplane.gen.fleetplane.proxies.v1 import identity_pb2
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2
 from fleetplane.kernel.access import Grant, Permission, Role
 from fleetplane.kernel.attention import Attention
+from fleetplane.kernel.boundary import Boundary
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import COMMAND, COMMAND_TARGET, keep_deadlines
 from fleetplane.kernel.freeze import FREEZE
@@ -215,25 +216,25 @@ class AgentSide:
     async def run_here(self) -> None:
         """For the agents that are connected to this server, until cancelled."""
         ledger = self.commander.ledger
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.controller.run_here(), name="proxies/controller")
-            tasks.create_task(self.runs.run_here(), name="proxies/runs")
-            tasks.create_task(ledger.run_here(), name="proxies/commands")
-            tasks.create_task(self.commander.courier.run(ledger, self._attention), name="proxies/places")
-            tasks.create_task(self.whereabouts.run_here(), name="proxies/whereabouts")
+        async with Boundary() as tasks:
+            tasks.keep("proxies/controller", self.controller.run_here)
+            tasks.keep("proxies/runs", self.runs.run_here)
+            tasks.keep("proxies/commands", ledger.run_here)
+            tasks.keep("proxies/places", partial(self.commander.courier.run, ledger, self._attention))
+            tasks.keep("proxies/whereabouts", self.whereabouts.run_here)
             if self.whereabouts.shared:
-                tasks.create_task(self._heard.run_here(), name="proxies/heard")
-                tasks.create_task(self.presences.follow_heard(), name="proxies/last-heard")
+                tasks.keep("proxies/heard", self._heard.run_here)
+                tasks.keep("proxies/last-heard", self.presences.follow_heard)
 
     async def run_active(self) -> None:
         """For those that no server has any more, and what ends by itself, until cancelled."""
         ledger = self.commander.ledger
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.controller.run_active(), name="proxies/controller")
-            tasks.create_task(self.runs.run_active(), name="proxies/runs")
-            tasks.create_task(keep_deadlines(ledger, self._clock, self._attention), name="proxies/deadlines")
+        async with Boundary() as tasks:
+            tasks.keep("proxies/controller", self.controller.run_active)
+            tasks.keep("proxies/runs", self.runs.run_active)
+            tasks.keep("proxies/deadlines", partial(keep_deadlines, ledger, self._clock, self._attention))
             if self.whereabouts.shared:
-                tasks.create_task(self._answers.run_for_all(), name="proxies/answers")
+                tasks.keep("proxies/answers", self._answers.run_for_all)
 
     def drain(self) -> None:
         self._host.stop(self._streams.going_away)

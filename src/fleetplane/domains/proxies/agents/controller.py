@@ -7,10 +7,10 @@ the one that has the seat sees to those that nobody has any more.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 from msgspec import UNSET
@@ -50,6 +50,7 @@ from fleetplane.fleet.freeze import FROZEN, Freezes
 from fleetplane.fleet.streams.silence import SilenceWatch
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.attention import Attention
+from fleetplane.kernel.boundary import Boundary, contained
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.commands import Commands
 from fleetplane.kernel.liveness import LivenessChanged, LivenessPolicy
@@ -198,23 +199,23 @@ class AgentController:
 
     async def run_here(self) -> None:
         """See to the agents that are connected to this server, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.reconciler.run(), name="proxies/reconcile")
-            tasks.create_task(self._follow_versions(), name="proxies/versions")
-            tasks.create_task(self._follow_agents(), name="proxies/deletions")
-            tasks.create_task(self._watch.run(self._fell_silent), name="proxies/silence")
-            tasks.create_task(self._freezes.follow(self._thaw), name="proxies/freezes")
+        async with Boundary() as tasks:
+            tasks.keep("proxies/reconcile", self.reconciler.run)
+            tasks.keep("proxies/versions", self._follow_versions)
+            tasks.keep("proxies/deletions", self._follow_agents)
+            tasks.keep("proxies/silence", partial(self._watch.run, self._fell_silent))
+            tasks.keep("proxies/freezes", partial(self._freezes.follow, self._thaw))
             if self._whereabouts.shared:
-                tasks.create_task(self._follow_tokens(), name="proxies/tokens")
+                tasks.keep("proxies/tokens", self._follow_tokens)
 
     async def run_active(self) -> None:
         """See to the agents that no server has any more, until cancelled."""
         if not self._whereabouts.shared:
             return
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow_presences(), name="proxies/presences")
-            gone = self._whereabouts.run_for_all(self._session_ended)
-            tasks.create_task(gone, name="proxies/departures")
+        async with Boundary() as tasks:
+            tasks.keep("proxies/presences", self._follow_presences)
+            gone = partial(self._whereabouts.run_for_all, self._session_ended)
+            tasks.keep("proxies/departures", gone)
 
     async def _follow_versions(self) -> None:
         async with self._store.watch(CONFIG_VERSION) as watch:
@@ -233,10 +234,11 @@ class AgentController:
         async with self._store.watch(AGENT) as watch:
             async for batch in watch:
                 for event in batch.events:
-                    if event.type is EventType.DELETED:
-                        await self._bury(event.resource)
-                    elif self._whereabouts.shared:
-                        self._note_retry(event.resource)
+                    with contained("proxies/deletions", about=event.resource.name):
+                        if event.type is EventType.DELETED:
+                            await self._bury(event.resource)
+                        elif self._whereabouts.shared:
+                            self._note_retry(event.resource)
 
     def _note_retry(self, agent: Agent) -> None:
         """Somebody may have asked, at another server, to have what failed here tried again."""
