@@ -20,7 +20,7 @@ from fleetplane.domains.declaration import Listener, Transport
 from fleetplane.kernel.errors import SettingsError
 from fleetplane.kernel.identity import Authority
 from fleetplane.rpc import GrpcApp, ListenerSpec, TlsFiles
-from fleetplane.rpc.listening.listeners import AsgiApp
+from fleetplane.rpc.listening.listeners import CONCURRENT_STREAMS, AsgiApp
 from fleetplane.sections.listeners import DEFAULT_PLACE
 from fleetplane.settings import Settings
 from fleetplane.web.ops import OpsApp
@@ -119,7 +119,12 @@ def within_budget(settings: Settings, spec: ListenerSpec) -> ListenerSpec:
     if spec.name == ADMIN:
         return spec
     wanted = settings.listener(spec.name)
-    return replace(spec, connections=wanted.connections, per_address=wanted.connections_per_address)
+    return replace(
+        spec,
+        connections=wanted.connections,
+        per_address=wanted.connections_per_address,
+        streams=min(wanted.streams_per_connection, CONCURRENT_STREAMS),
+    )
 
 
 def admin(settings: Settings, app: AsgiApp) -> ListenerSpec:

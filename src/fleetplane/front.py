@@ -113,7 +113,7 @@ class Front:
                     raise
                 log.warning("standby.listener_not_opened", listener=spec.name, error=error.message)
                 continue
-            self.warden.tend(self.listeners[-1].tend(), self.listeners[-1].door.visits)
+            self.warden.tend(self.listeners[-1].tend(), self.listeners[-1].door)
         self.presenting.opened(self.listeners)
 
     def _is_served_anywhere(self, listener: str) -> bool:

@@ -15,6 +15,8 @@ class ListenerSettings(Section, frozen=True):
     """Held at once, shared evenly by the addresses; 0: a share of what the process may open."""
     connections_per_address: int = 0
     """That one peer's address may hold of them; 0: half."""
+    streams_per_connection: int = 128
+    """Calls under way on one TCP connection. Clients that want more wait, or open another connection."""
 
     @property
     def is_encrypted(self) -> bool:
@@ -24,6 +26,7 @@ class ListenerSettings(Section, frozen=True):
     def __post_init__(self) -> None:
         at_least("listeners.*.connections", self.connections, 0)
         at_least("listeners.*.connections_per_address", self.connections_per_address, 0)
+        at_least("listeners.*.streams_per_connection", self.streams_per_connection, 1)
 
 
 class WebListenerSettings(ListenerSettings, frozen=True):

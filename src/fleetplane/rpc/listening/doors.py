@@ -1,5 +1,8 @@
 """The door of a listener: every request passes, is named for the watchdog, and is counted for its connection.
 
+Requests whose caller is not known yet have a budget of their own, of which little goes a long way: a request
+that waits costs a hundred times what it took to send.
+
 What an HTTP server cannot tell about a connection (whether it asks for anything at all, how much of
 what it sends reaches an application) is noted here, so that `warden` can tell a quiet channel from one
 that floods or trickles.
@@ -9,9 +12,11 @@ from __future__ import annotations
 
 import time
 import types
+from collections import Counter
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Final
 
+from fleetplane.kernel.networks import network_of, wider_network_of
 from fleetplane.kernel.watchdog import LIMIT_SECONDS, LOOK_SECONDS, Watchdog
 
 Scope = dict[str, Any]
@@ -23,6 +28,20 @@ CONNECTION: Final = "fleetplane.connection"
 """Where a scope has its `Visit`."""
 HANDLER: Final = "fleetplane.handler"
 """Where a scope has the name of what serves it, once that is known; from a table, never from a caller."""
+_COUNTED: Final = "fleetplane.unknown"
+"""Where a scope says that it is counted in `Strangers`."""
+UNKNOWN_PER_CONNECTION: Final = 100
+UNKNOWN_PER_ADDRESS: Final = 512
+"""Requests under way whose caller is not known, at 6 to 10 KB each: 5 MB for what one address can send."""
+UNKNOWN_PER_SITE: Final = 1024
+"""Of all addresses of what one customer of a provider may have."""
+UNKNOWN_IN_ALL: Final = 4096
+"""In the process: 40 MB."""
+UNKNOWN_PER_NEWCOMER: Final = 8
+"""That a site may have even then, up to twice as many in all: a crowd shuts out nobody who is not of it."""
+REFUSED_PER_CONNECTION: Final = 512
+"""After which it is cut: it does not want to be told."""
+TOO_MANY_UNKNOWN: Final = "too many calls are open whose callers are not known yet"
 _now: Final = time.monotonic
 VISITS_KEPT: Final = 1024
 """Connections that are noted where nobody looks which of them are gone; those at rest are then forgotten."""
@@ -33,9 +52,33 @@ VISITS_TENDED: Final = 65_536
 class Visit:
     """What one TCP connection has asked for so far."""
 
-    __slots__ = ("active_at", "body_bytes", "condemned", "open", "requests")
+    __slots__ = (
+        "active_at",
+        "address",
+        "body_bytes",
+        "condemned",
+        "known",
+        "open",
+        "per_address",
+        "refused",
+        "requests",
+        "strangers",
+        "unknown",
+    )
 
-    def __init__(self) -> None:
+    def __init__(
+        self, address: str = "", strangers: Strangers | None = None, *, per_address: int = 0
+    ) -> None:
+        self.address = address
+        self.per_address = per_address
+        """Connections that the operator grants an address, such as a balancer's; as many unknown callers."""
+        self.strangers = strangers
+        self.known = False
+        """Whether one of its callers has shown who it is."""
+        self.unknown = 0
+        """Requests under way that are counted in `strangers`."""
+        self.refused = 0
+        """Requests that were one too many there."""
         self.requests = 0
         self.open = 0
         self.body_bytes = 0
@@ -44,6 +87,82 @@ class Visit:
         """When a request last ended, or the first began."""
         self.condemned = ""
         """Why the connection is to be cut, if it is."""
+
+
+class Strangers:
+    """The budget of requests under way of unknown callers: by connection, address, site and in all.
+
+    A caller is known once its token, certificate or signature was verified. One that only this machine can
+    be is known once its message is there.
+    """
+
+    def __init__(self) -> None:
+        self._of_address: Counter[str] = Counter()
+        self._of_site: Counter[str] = Counter()
+        self.open = 0
+        self.refused = 0
+
+    def __repr__(self) -> str:
+        return f"<Strangers open={self.open} refused={self.refused}>"
+
+    def enter(self, visit: Visit) -> bool:
+        """Count a request; False if there are too many."""
+        address, site = network_of(visit.address), wider_network_of(visit.address)
+        limit = UNKNOWN_IN_ALL * (2 if self._of_site[site] < UNKNOWN_PER_NEWCOMER else 1)
+        if (
+            visit.unknown >= UNKNOWN_PER_CONNECTION
+            or self._of_address[address] >= max(UNKNOWN_PER_ADDRESS, visit.per_address)
+            or self._of_site[site] >= max(UNKNOWN_PER_SITE, visit.per_address)
+            or self.open >= limit
+        ):
+            self.refused += 1
+            visit.refused += 1
+            if visit.refused >= REFUSED_PER_CONNECTION:
+                visit.condemned = "unknown"
+            return False
+        visit.unknown += 1
+        self._of_address[address] += 1
+        self._of_site[site] += 1
+        self.open += 1
+        return True
+
+    def leave(self, visit: Visit) -> None:
+        visit.unknown -= 1
+        self.open -= 1
+        for counts, name in (
+            (self._of_address, network_of(visit.address)),
+            (self._of_site, wider_network_of(visit.address)),
+        ):
+            counts[name] -= 1
+            if not counts[name]:
+                del counts[name]
+
+
+def enter_unknown(scope: Scope) -> bool:
+    """Count a request that waits and whose caller is not known; False if there are too many of them."""
+    visit: Visit | None = scope.get(CONNECTION)
+    if visit is None or visit.known or visit.strangers is None:
+        return True
+    if not visit.strangers.enter(visit):
+        return False
+    scope[_COUNTED] = True
+    return True
+
+
+def leave_unknown(scope: Scope) -> None:
+    """Count a request no more: its caller is known, or it has ended."""
+    if scope.pop(_COUNTED, False):
+        visit: Visit = scope[CONNECTION]
+        assert visit.strangers is not None
+        visit.strangers.leave(visit)
+
+
+def recognise(scope: Scope) -> None:
+    """Record that a caller has shown who it is: nothing of its connection is counted from now on."""
+    visit: Visit | None = scope.get(CONNECTION)
+    if visit is not None:
+        visit.known = True
+        leave_unknown(scope)
 
 
 class Door:
@@ -57,9 +176,11 @@ class Door:
         watchdog: Watchdog | None = None,
         tls13_only: bool = False,
         counts_bodies: bool = False,
+        per_address: int = 0,
     ) -> None:
         """`counts_bodies` where the application does not do it itself, as the gRPC layer does."""
         self._counts_bodies = counts_bodies
+        self._per_address = per_address
         self.name = name
         self._app = app
         self.watchdog = watchdog or Watchdog()
@@ -69,6 +190,8 @@ class Door:
         """By the peer's address and port."""
         self.tended = False
         """Whether `warden` forgets those that are gone."""
+        self.strangers = Strangers()
+        """Its own, until `warden` gives all of a process one."""
         self.old_tls = 0
         """Requests refused because their connection is not TLS 1.3."""
 
@@ -144,7 +267,7 @@ class Door:
                 del self.visits[peer]
             if len(self.visits) >= VISITS_TENDED:
                 return None
-        visit = self.visits[client] = Visit()
+        visit = self.visits[client] = Visit(client[0], self.strangers, per_address=self._per_address)
         return visit
 
     async def _refuse_old_tls(self, scope: Scope, send: Any, visit: Visit | None) -> None:

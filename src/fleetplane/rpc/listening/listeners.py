@@ -37,6 +37,9 @@ RUNTIME_THREADS: Final = 1
 """Of the HTTP server, for the whole process. One keeps up with one event loop and leaves a core alone."""
 CONCURRENT_STREAMS: Final = 4096
 """Per connection. A gateway that multiplexes a thousand watches over one channel is normal here."""
+CONCURRENT_REQUESTS: Final = 16_384
+"""At an address, as the gRPC layer has it. The HTTP server refuses more with 503, for next to nothing: each
+that it takes costs 7 KB before an application sees it, and they come faster than a loop can look at them."""
 HEADER_FIELDS: Final = 128
 HEADER_BYTES: Final = 64 * 1024
 """What is parsed at all. The gRPC layer refuses earlier, with a status; this protects the parser."""
@@ -83,6 +86,8 @@ class ListenerSpec:
     """Held at once, shared evenly by the addresses; 0 leaves it to `descriptors`."""
     per_address: int = 0
     """That one peer's address may hold at one of ours; 0: half of what is held there."""
+    streams: int = CONCURRENT_STREAMS
+    """Of one TCP connection at once."""
     tls13_only: bool = False
     """Refuse requests that come over an older TLS."""
     watchdog: Watchdog | None = None
@@ -104,7 +109,12 @@ class Listener:
         """Such as `http://127.0.0.1:50051`, `https://127.0.0.1:8992` or `unix:///run/device.sock`."""
         tls13_only = spec.tls13_only and spec.tls is not None
         self.door = Door(
-            spec.app, name=spec.name, watchdog=spec.watchdog, tls13_only=tls13_only, counts_bodies=spec.http1
+            spec.app,
+            name=spec.name,
+            watchdog=spec.watchdog,
+            tls13_only=tls13_only,
+            counts_bodies=spec.http1,
+            per_address=spec.per_address,
         )
         self._spec = replace(spec, app=self.door)
         self._sockets = sockets
@@ -153,8 +163,7 @@ class Listener:
                 run.stop()
 
     def tend(self) -> dict[int, Budget]:
-        """What each TCP port of this listener may hold, for a `warden` that looks after it from now on."""
-        self.door.tended = True
+        """What each TCP port of this listener may hold, for a `warden`."""
         held = _held_at_each(self._spec, self._sockets)
         connections = held - min(RESERVE, held // 4)
         return {
@@ -180,7 +189,8 @@ class Listener:
         # An HTTP server that is replaced goes on until its streams have ended. One that is stopped has
         # its streams ended for it, by the application; what is left after the grace is cut in `stopped`.
         lasting = HANDOVER_SECONDS if spec.tls is not None else self._grace_seconds
-        each = replace(spec, connections=_held_at_each(spec, self._sockets))
+        streams = CONCURRENT_STREAMS if bound.port is None else spec.streams
+        each = replace(spec, connections=_held_at_each(spec, self._sockets), streams=streams)
         return _checked_config(each, [bound], max(lasting, self._grace_seconds))
 
     def stop_accepting(self) -> None:
@@ -316,7 +326,8 @@ def server_config(spec: ListenerSpec, sockets: list[BoundSocket], *, grace_secon
         runtime_threads=RUNTIME_THREADS,
         access_log=False,
         log_format="json",
-        max_concurrent_streams=CONCURRENT_STREAMS,
+        max_concurrent_streams=spec.streams,
+        limit_concurrency=CONCURRENT_REQUESTS,
         limit_connections=spec.connections or CONNECTIONS,
         limit_request_fields=HEADER_FIELDS,
         h2_max_header_list_size=HEADER_BYTES,

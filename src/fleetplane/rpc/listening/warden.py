@@ -12,7 +12,9 @@ which the HTTP server takes for the peer having left.
 | `crowded`        | a listener is full but for its reserve; the quietest of whoever holds most           |
 | `flood`          | megabytes came in that no request explains: PING, SETTINGS and other frames          |
 | `slow_head`      | something trickles in for half a minute and never becomes a request                  |
+| `silent`         | it has said nothing for a minute, and has never asked for anything                   |
 | `tls`            | a request came over an older TLS than the listener speaks                            |
+| `unknown`        | it goes on opening calls of unknown callers when it was refused hundreds of them     |
 
 What this cannot do: refuse a connection before it is accepted, or see frames. IPv6 addresses count by
 their network of 64 bits. Unix sockets are not looked at; who may reach them is decided by their mode.
@@ -36,7 +38,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from fleetplane.kernel.networks import network_of
-from fleetplane.rpc.listening.doors import Visit
+from fleetplane.rpc.listening.doors import Door, Strangers, Visit
 
 _log = structlog.get_logger("fleetplane.rpc")
 
@@ -60,6 +62,8 @@ HEAD_SECONDS: Final = 30.0
 """From the first byte of a request's head to its last, however steadily it trickles in."""
 QUIET_SECONDS: Final = 60.0
 """Without a byte for so long, a connection is idle and what trickled before is forgotten."""
+SILENT_SECONDS: Final = 60.0
+"""Without a byte, on a connection that never had a request; one with keepalives is not silent."""
 FRAME_BYTES: Final = 9
 """The smallest HTTP/2 frame; less at a time is no frame, but pieces of one."""
 RECORD_BYTES: Final = 22
@@ -165,6 +169,8 @@ class Rules:
         grown = seen.received_bytes - known.received_bytes
         known.received_bytes = seen.received_bytes
         requests = visit.requests if visit is not None else 0
+        if not (grown or requests or known.requests) and now - known.grew_at > SILENT_SECONDS:
+            return "silent"
         body = visit.body_bytes if visit is not None else 0
         explained = BODY_FACTOR * body + seen.sent_bytes // SENT_SHARE + requests * REQUEST_BYTES
         unexplained = max(0, seen.received_bytes - explained)
@@ -233,16 +239,21 @@ class Warden:
         self._visits: list[dict[tuple[str, int], Visit]] = []
         self.cut: Counter[tuple[str, str]] = Counter()
         """By listener and reason."""
+        self.strangers = Strangers()
+        self._refused = 0
+        """Requests of unknown callers that were refused, as of the last look."""
         self.held: Counter[str] = Counter()
         """Connections by listener, as of the last look."""
 
     def __repr__(self) -> str:
         return f"<Warden held={self.held.total()} cut={self.cut.total()}>"
 
-    def tend(self, budgets: Mapping[int, Budget], visits: dict[tuple[str, int], Visit]) -> None:
-        """Look after a listener from now on; `visits` are those that its door keeps."""
+    def tend(self, budgets: Mapping[int, Budget], door: Door) -> None:
+        """Look after a listener from now on."""
+        door.tended = True
+        door.strangers = self.strangers
         self._rules.budgets = {**self._rules.budgets, **budgets}  # another one may be read in a thread
-        self._visits.append(visits)
+        self._visits.append(door.visits)
 
     async def run(self) -> NoReturn:
         """Look until cancelled."""
@@ -277,6 +288,9 @@ class Warden:
     def _count(self, found: Sequence[Seen], cuts: Sequence[Cut]) -> None:
         budgets = self._rules.budgets
         self.held = Counter(budgets[seen.port].listener for seen in found)
+        if refused := self.strangers.refused - self._refused:
+            self._refused += refused
+            _log.warning("unknown_callers.refused", count=refused, open=self.strangers.open)
         now = Counter((budgets[cut.seen.port].listener, cut.reason) for cut in cuts)
         self.cut.update(now)
         for (listener, reason), count in now.items():
@@ -353,4 +367,12 @@ class WardenCollector(Collector):
         )
         for (listener, reason), count in sorted(self._warden.cut.items()):
             cut.add_metric([listener, reason], count)
-        yield from (held, cut)
+        unknown = GaugeMetricFamily(
+            "fleetplane_unknown_callers", "Requests under way whose callers are not known yet"
+        )
+        unknown.add_metric([], self._warden.strangers.open)
+        refused = CounterMetricFamily(
+            "fleetplane_unknown_callers_refused", "Requests refused because there were too many of these"
+        )
+        refused.add_metric([], self._warden.strangers.refused)
+        yield from (held, cut, unknown, refused)

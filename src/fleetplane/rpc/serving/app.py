@@ -132,6 +132,7 @@ class GrpcApp:
                 limit_bytes=row.max_request_bytes or self._limits.max_request_bytes,
                 cut_oversized=row.cut_oversized,
                 anonymous=row.authentication is Authentication.ANONYMOUS,
+                identifies=row.authentication in (Authentication.TOKEN, Authentication.CERTIFICATE),
             )
             shortcut = Shortcut.of(self._house, method)
             if shortcut is not None:

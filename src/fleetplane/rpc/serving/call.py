@@ -20,6 +20,7 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unauthenticated, Unavailable
 from fleetplane.kernel.networks import network_of
 from fleetplane.rpc.admission import RateLimiter
+from fleetplane.rpc.listening.doors import TOO_MANY_UNKNOWN, enter_unknown, leave_unknown, recognise
 from fleetplane.rpc.methods import MethodRow
 from fleetplane.rpc.serving import status
 from fleetplane.rpc.serving.connection import Authenticator, Connection
@@ -48,6 +49,7 @@ class Ending(Enum):
     SLOW_REQUEST = Status(code=status.DEADLINE_EXCEEDED, message="the request did not arrive in time")
     CLIENT_GONE = Status(code=status.CANCELLED, message="the client went away")
     STOPPING = Status(code=status.UNAVAILABLE, message="the server is stopping")
+    UNKNOWN_CALLER = Status(code=status.RESOURCE_EXHAUSTED, message=TOO_MANY_UNKNOWN, level="debug")
     REVOKED = Status(code=status.UNAUTHENTICATED, message="this identity was revoked")
 
 
@@ -66,6 +68,8 @@ class Method:
     limit_bytes: int
     anonymous: bool
     cut_oversized: bool = False
+    identifies: bool = False
+    """Whether its callers show who they are before their message."""
     admitted: Principal | None = None
     """The last caller found to have the permission. Principals and the access table never change,
     and most callers of a method are the same one, so the next check is an identity comparison."""
@@ -90,6 +94,7 @@ class House:
 class Call:
     __slots__ = (
         "_apparent",
+        "_at_gate",
         "_cancelled_here",
         "_context",
         "_crash",
@@ -116,6 +121,8 @@ class Call:
             exchange, connection, house.clock, listener=house.listener, method=method.handler.path
         )
         self.cleanup_seconds = house.limits.cleanup_seconds
+        self._at_gate = False
+        """Whether it waits for nothing of its caller's."""
         self._ending: Ending | None = None
         self._apparent: Ending | None = None
         """The apparent cause of a cancellation that was not requested here."""
@@ -125,7 +132,7 @@ class Call:
         self._returned: BaseException | None = None
         self._task: asyncio.Task[Any] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self._watch_timer: asyncio.TimerHandle | None = None
 
     async def serve(self, timeout_seconds: float | None) -> None:
@@ -145,6 +152,7 @@ class Call:
                 await Guard(self, self._respond())
             else:
                 self._require_room(house, method)
+                self._at_gate = True
                 await Guard(self, self._respond_after(gate))
             ended = self._own_status
         except asyncio.CancelledError as error:
@@ -195,6 +203,8 @@ class Call:
             if row.permission is not None:
                 house.access.check(principal, row.permission, principal.scope)
             method.admitted = principal
+        if method.identifies:
+            recognise(self._exchange.scope)
         if limiter is not None and not method.anonymous:
             self._pay(limiter, principal.name)
         if context._deadline is not None and context._deadline <= self._started:
@@ -223,13 +233,20 @@ class Call:
         """Tokens and rights are read too: whoever calls is recognised after the gate."""
         needs = self._method.row.needs
         await gate.passed(needs)
+        self._at_gate = False
         self._admit(self._house, self._method, self._context)
+        if not enter_unknown(self._exchange.scope):
+            self._house.statistics.hit(Bound.UNKNOWN_CALLERS)
+            self._ending = Ending.UNKNOWN_CALLER
+            raise ClientGone
         with gate.inside(needs):
             await self._respond()
 
     async def _respond(self) -> None:
         handler, exchange, context = self._method.handler, self._exchange, self._context
         request = _Requests(exchange) if handler.request_streaming else await exchange.read_only()
+        if not self._method.anonymous:
+            leave_unknown(exchange.scope)
         answer = handler.behaviour(request, context)
         if handler.response_streaming:
             await self._stream(answer)
@@ -262,6 +279,10 @@ class Call:
     def suspended(self) -> None:
         self._task = asyncio.current_task()
         self._loop = loop = asyncio.get_running_loop()
+        if not self._at_gate and not self._has_begun() and not enter_unknown(self._exchange.scope):
+            self._house.statistics.hit(Bound.UNKNOWN_CALLERS)
+            self._timer = loop.call_soon(self.end, Ending.UNKNOWN_CALLER)
+            return
         remaining = self._context.time_remaining()
         if remaining is not None:
             self._timer = loop.call_later(remaining, self.end, Ending.DEADLINE)
@@ -269,6 +290,10 @@ class Call:
             self._watch_timer = loop.call_later(self._house.limits.watch_after_seconds, self._watch)
         elif not (self._exchange.request_ended or self._method.handler.request_streaming):
             self._watch_timer = loop.call_later(self._house.limits.request_seconds, self._check_request)
+
+    def _has_begun(self) -> bool:
+        """Whether a call of a method for callers of this machine has its message."""
+        return not self._method.anonymous and self._exchange.request_ended
 
     def cancelling(self) -> None:
         remaining = self._context.time_remaining()
@@ -391,6 +416,7 @@ class Call:
         """Count and report the end, and tell those who asked to hear of it."""
         house, context = self._house, self._context
         house.calls.discard(self)
+        leave_unknown(self._exchange.scope)
         if house.draining and not house.calls:
             house.idle.set()
         seconds = house.clock.monotonic() - self._started

@@ -13,6 +13,7 @@ import grpc
 
 from fleetplane.kernel.access import Principal
 from fleetplane.kernel.clock import Clock
+from fleetplane.rpc.listening.doors import recognise
 from fleetplane.rpc.serving.connection import Connection
 from fleetplane.rpc.serving.exchange import Exchange
 from fleetplane.rpc.serving.metadata import Header, MetadatumValue, encode_metadata, parse_metadata
@@ -105,6 +106,10 @@ class CallContext:
     async def read(self) -> Any:
         """The next message of the request, or `grpc.aio.EOF`."""
         return await self._exchange.read()
+
+    def recognise(self) -> None:
+        """Record that a message has shown who calls: budgets of unknown callers are not for this one."""
+        recognise(self._exchange.scope)
 
     # The answer
 

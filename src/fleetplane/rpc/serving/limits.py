@@ -14,6 +14,7 @@ class Bound(StrEnum):
 
     ACTIVE_CALLS = "active_calls"
     METHOD_CONCURRENCY = "method_concurrency"
+    UNKNOWN_CALLERS = "unknown_callers"
     RATE = "rate"
     CALLERS_TRACKED = "callers_tracked"
     MESSAGE_BYTES = "message_bytes"

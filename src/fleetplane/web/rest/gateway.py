@@ -17,6 +17,7 @@ from typing import Any, Generic
 from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError, ResourceExhausted, Unauthenticated
 from fleetplane.kernel.networks import network_of
+from fleetplane.rpc.listening.doors import TOO_MANY_UNKNOWN, enter_unknown, leave_unknown
 from fleetplane.web.rest.bodies import BODY_LIMIT_BYTES
 from fleetplane.web.rest.problems import Code, Envelope, Problem, Refusal, Rejected, TooSlow, refusal
 from fleetplane.web.rest.rate import Allowance, RateLimit
@@ -85,7 +86,15 @@ class Gateway(Generic[C]):
             await _send(send, self._envelope(error, arrival.request_id))
             return
         scope[ARRIVAL] = arrival
-        await self._app(scope, _bounded(receive), send)
+        known: Any = scope  # ASGI's own word for it
+        if arrival.caller is None and not enter_unknown(known):
+            error = ResourceExhausted(TOO_MANY_UNKNOWN, retry_after_seconds=1)
+            await _send(send, self._envelope(error, arrival.request_id))
+            return
+        try:
+            await self._app(scope, _bounded(receive), send)
+        finally:
+            leave_unknown(known)
 
     def _arrival(self, scope: Scope, headers: dict[bytes, bytes]) -> Arrival[C]:
         client = scope.get("client")

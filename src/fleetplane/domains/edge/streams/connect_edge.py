@@ -99,6 +99,7 @@ class EdgeStreams:
         hello = _hello(first)
         bearer = _bearer(context)
         node, seal = self._verifier.hello(hello, bearer)
+        context.recognise()
         if node.spec.desired is Desired.SHUTDOWN:
             raise FailedPrecondition("this daemon is told to be shut down")
         said = wire.decode_capabilities(hello.capabilities)

@@ -147,6 +147,7 @@ class AgentStreams:
         agent = certified.agent if certified is not None else self._roster.holder(said.token)
         if first.agent_id not in ("", agent.name):
             raise Unauthenticated("the token belongs to another agent")
+        context.recognise()
         approach = _approach(said, context.connection, certified)
         registered = await self._register(agent, said, approach)
 
