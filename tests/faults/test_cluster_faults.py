@@ -45,7 +45,8 @@ def database() -> Iterator[PostgresServer]:
 def _told(what: str, traffic: Load, begun: float) -> None:
     print(
         f"\n{what} in {time.monotonic() - begun:.0f} s: {len(traffic.acknowledged)} objects acknowledged,"
-        f" {len(traffic.unknown)} unknown, {len(traffic.history)} operations on registers,"
+        f" {len(traffic.unknown)} unknown, {traffic.planned} plans with keys,"
+        f" {len(traffic.history)} operations on registers,"
         f" {sum(len(one.events) for one in traffic.watchers)} events told"
         f" over {sum(sum(one.connections.values()) for one in traffic.watchers)} connections"
     )

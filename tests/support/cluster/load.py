@@ -20,6 +20,7 @@ from support.shared.linearizability import Operation
 
 SCOPE = "/tenants/acme"
 GROUPS = "/apis/v1/edge-groups"
+PLANS = "/apis/v1/plans"
 OF_A_TENANT = 400
 """Objects that are made in one: each may have a thousand."""
 ANSWER_SECONDS = 8.0
@@ -74,6 +75,12 @@ class Load:
     """At the end, by each server."""
     answers: Counter[tuple[str, int | str]] = field(default_factory=Counter)
     """By server, status or kind of failure."""
+    planned: int = 0
+    """Keys with which a plan was asked for until two answers told of it."""
+    keyed_elsewhere: int = 0
+    """Plans that were made besides, and not deleted."""
+    plans_left: int = 0
+    """At the end; each but the last was deleted."""
     wrong: list[str] = field(default_factory=list)
     """Answers that nobody should have got."""
     _http: dict[str, httpx.AsyncClient] = field(default_factory=dict)
@@ -158,6 +165,25 @@ class Load:
                 where=member.name,
             )
         )
+
+    async def _plan_with_keys(self) -> None:
+        """One plan for each key, asked for at one server after another until two answers are heard."""
+        while True:
+            key = f"once-{next(self._numbers)}"
+            body = {"objects": [group(key, "linux")], "scope": SCOPE}
+            told: list[str] = []
+            while len(told) < 2:
+                with suppress(NotDone):
+                    answer = await self.call(self._somebody(), "POST", PLANS, body, idempotency_key=key)
+                    if answer is not None and answer.status_code == 201:
+                        told.append(answer.json()["id"])
+                    elif answer is not None and answer.status_code != 409:
+                        self.wrong.append(f"{key}: {answer.status_code} {answer.text}")
+                await asyncio.sleep(self.pause_seconds)
+            if told[0] != told[1]:
+                self.wrong.append(f"one key, two plans: {told}")
+            await self.insist(self._somebody(), "DELETE", f"{PLANS}/{told[0]}")
+            self.planned += 1
 
     async def _work(self, number: int) -> None:
         while True:
@@ -277,6 +303,7 @@ async def load(
         async with asyncio.TaskGroup() as tasks:
             watching = [tasks.create_task(made.begin_watch()) for _ in range(watchers)]
             working = [tasks.create_task(made._work(number)) for number in range(workers)]
+            working.append(tasks.create_task(made._plan_with_keys()))
             try:
                 yield made
                 for task in working:
@@ -284,6 +311,8 @@ async def load(
                 cluster.heal()
                 await cluster.all_serve()
                 last = await made.acknowledge(cluster.members[0])
+                plans = await made.insist(cluster.members[0], "GET", PLANS)
+                made.plans_left = len(plans.json()["items"])
                 await cluster.until(lambda: all(one.last >= last for one in made.watchers))
                 for member in cluster.members:
                     made.listed[member.name] = await made._names(member)

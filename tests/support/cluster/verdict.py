@@ -33,6 +33,8 @@ async def keeps_promises(load: Load) -> None:
     """Nothing acknowledged is lost, numbers have no gaps, watchers have each event once, reads are
     linearizable, and the audit log is what was written."""
     assert not load.wrong, load.wrong[:10]
+    assert load.planned > 0
+    assert load.plans_left <= load.keyed_elsewhere + 1, "a key made a plan that nobody was told of"
     logged = await _logged(load)
     revisions = [revision for revision, _ in logged]
     assert revisions == sorted(set(revisions))
@@ -161,3 +163,4 @@ async def keys_hold_everywhere(load: Load, rounds: int) -> None:
         made = [one for one in answers if one.status_code == 201]
         assert {one.status_code for one in answers} <= {201, 409}, [one.text for one in answers]
         assert len({one.json()["id"] for one in made}) == 1, [one.text for one in answers]
+        load.keyed_elsewhere += 1
