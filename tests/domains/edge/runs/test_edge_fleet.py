@@ -10,17 +10,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from support.edge.edge_runs_rig import NODES, SCOPE, TENANT, Rig, rig_in
 from support.fleet.declared_actions import carried_out
 from support.shared.commandkit import FakeCourier
+from support.shared.lost_answers import lost_answer
 
 from fleetplane.domains.edge import resources
+from fleetplane.domains.edge.rest.common import Manner
+from fleetplane.domains.edge.rest.runs import FleetRoutes, InvokeBody
 from fleetplane.domains.edge.runs import target_spellings as targets
 from fleetplane.domains.edge.runs.channel import (
     EDGE_RUN,
 )
-from fleetplane.domains.edge.streams.call_encoding import decode_call
+from fleetplane.domains.edge.streams.call_encoding import decode_call, public_id
 from fleetplane.fleet.resources.declaration import AnyPublicResource
 from fleetplane.fleet.runs.driver import RELEASED_AT_ONCE
 from fleetplane.fleet.runs.events import Ended, Output, Started, TargetEnded
@@ -28,6 +32,7 @@ from fleetplane.fleet.runs.policy import Mode, OnFailure, RunPolicy
 from fleetplane.fleet.runs.records import RunState, Summary, outcome_of
 from fleetplane.fleet.runs.runs import Cancelled
 from fleetplane.kernel import boundary
+from fleetplane.kernel.access import Principal
 from fleetplane.kernel.backoff import Backoff
 from fleetplane.kernel.clock import SystemClock
 from fleetplane.kernel.commands import COMMAND, Command, Commands, State
@@ -39,6 +44,11 @@ from fleetplane.kernel.errors import (
     StorageFull,
     Unavailable,
 )
+from fleetplane.kernel.identity import MasterKey
+from fleetplane.web.rest.app import Desk, Reply
+from fleetplane.web.rest.gate import OperatorCaller
+from fleetplane.web.rest.idempotency import Answers
+from fleetplane.web.rest.routes import Call, Headers
 
 
 @pytest.fixture
@@ -400,3 +410,33 @@ async def test_the_actions_run_and_cancel_of_daemons_groups_and_runs(rig: Rig) -
     assert (await rig.sent_to(2))[1:] == [NODES[1]]
     await begun(resources.EDGE_RUNS, second, "cancel")
     assert (await rig.over(rig.runs.get(SCOPE, second)))[0] is RunState.CANCELLED
+
+
+async def test_a_run_whose_answer_was_lost_is_named_to_whoever_asks_again_with_its_key(rig: Rig) -> None:
+    routes = FleetRoutes(
+        runs=rig.runs, node=lambda *_: None, manner=Manner(shipped=False), deadline_seconds=60.0
+    )
+    (route,) = [one for one in routes.routes() if one.path == "/fleet/invoke"]
+    clock = SystemClock()
+    answers = Answers(rig.store, MasterKey(bytes(32), clock), clock, namespace="edge")
+    desk: Desk[Any] = Desk(None, answers, rig.store)  # type: ignore[arg-type]
+    principal = Principal(name="op", roles=frozenset(), scope=SCOPE)
+    call: Call[Any] = Call(
+        request_id="",
+        address="",
+        scope=SCOPE,
+        path={},
+        query={},
+        headers=Headers({b"accept": b"application/json"}, method="POST"),
+        body=InvokeBody(target="all", tool="cmd.run"),
+        _caller=OperatorCaller(principal=principal),
+    )
+    with lost_answer(rig.store):
+        await desk._once(route, call, "digest", b"")
+    again = await desk._once(route, call, "digest", b"")
+    assert isinstance(again, Reply)
+    assert again.given["idempotency-replayed"] == "true"
+    (run,) = rig.runs.list(SCOPE)
+    told = msgspec.json.decode(again.body)
+    assert told["fleet_command_id"] == again.given["x-fleet-command-id"] == public_id(run.name)
+    assert told["summary"]["pending"] == run.spec.targets
