@@ -30,9 +30,11 @@ class SeriesState:
 
 
 def marks(source: str, lines: Sequence[Line]) -> Iterator[int]:
-    """A number for each line, made of who sent it and of its identity."""
+    """A number for each line, made of who sent it and of its identity; its sequence, if any, comes first."""
     begun = hashlib.blake2b(f"{source}\0".encode(), digest_size=8)
     for line in lines:
         mark = begun.copy()
         mark.update(line.identity.encode())
-        yield int.from_bytes(mark.digest(), "big") >> 1  # what is left fits a database's integers
+        hashed = int.from_bytes(mark.digest(), "big") >> 1  # what is left fits a database's integers
+        # 40 bits of the sequence, and as many of the hash as there is room for.
+        yield line.sequence % (1 << 40) << 23 | hashed >> 40 if line.sequence else hashed

@@ -53,6 +53,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     identity: str
     """The same whenever the same line is sent: it is kept once."""
     body: bytes
+    sequence: int = 0
+    """Which of several of one moment comes first; 0 where nobody knows. The same whenever it is sent."""
     code: int = 0
     """What it came to, such as a status."""
     subject: str = ""

@@ -8,12 +8,14 @@ import msgspec
 import pytest
 from support.proxies.proxy_agents import reporting_agent
 
-from fleetplane.domains.proxies.agent.reports.log_lines import Request, access_batch
+from fleetplane.domains.proxies.agent.reports.log_lines import Request, access_batch, error_entries
 from fleetplane.domains.proxies.traffic.fields import FIELDS, PLACE
 from fleetplane.domains.proxies.traffic.lines import BATCH_LIMIT, access_entry, lines_of
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.telemetry import FoundLine
+from fleetplane.kernel.telemetry.rows import marks
+from fleetplane.node.logs.tail import Line as Tailed
 
 NOW = 1_800_000_000 * 10**9
 REQUESTS = [
@@ -32,12 +34,13 @@ REQUESTS = [
     for number in range(3)
 ]
 IDS = ["one", "two", "three"]
+SEQS = ["7", "80", "900"]
 
 
 def test_lines_by_column_are_the_lines_that_come_one_by_one() -> None:
     agent = reporting_agent("org/o/ws/w", "a1")
     by_line, by_column = (
-        lines_of(agent, access_batch(REQUESTS, IDS, columns=columns), NOW) for columns in (False, True)
+        lines_of(agent, access_batch(REQUESTS, IDS, SEQS, columns=columns), NOW) for columns in (False, True)
     )
     assert by_column == by_line
     assert [line.detail[PLACE["uri"]] for line in by_line] == [one.uri for one in REQUESTS]
@@ -49,6 +52,24 @@ def test_lines_by_column_are_the_lines_that_come_one_by_one() -> None:
     assert [(one.id, one.uri, one.response_time_ms) for one in shown] == [
         (identity, one.uri, 12.5) for identity, one in zip(IDS, REQUESTS, strict=True)
     ]
+
+
+def test_lines_of_one_moment_stay_in_the_order_of_their_log() -> None:
+    agent = reporting_agent("org/o/ws/w", "a1")
+    places = [f"epoch:{generation}:{offset}" for generation in (1, 2) for offset in range(0, 4000, 40)]
+    told = [Tailed(place=place, text=b"2026/11/15 22:53:04 [emerg] 12#12: no") for place in places]
+    errors = lines_of(agent, pb.LogBatch(entries=error_entries(told, "a1")), NOW)
+    without = [pb.LogEntry(timestamp=7, level="error", message="x") for _ in range(50)]
+    foreign = lines_of(agent, pb.LogBatch(entries=without), NOW)
+    for lines in (errors, foreign):
+        assert len({line.at_ns for line in lines}) == 1
+        found = list(marks("a1", lines))
+        assert found == sorted(set(found))
+        assert 0 < found[0] < found[-1] < 1 << 63
+    assert list(marks("a1", errors[3:5])) == list(marks("a1", errors))[3:5], "the same when it comes again"
+    for columns in (False, True):
+        batch = access_batch(REQUESTS, IDS, SEQS, columns=columns)
+        assert [line.sequence for line in lines_of(agent, batch, NOW)] == [7, 80, 900]
 
 
 def test_lines_that_were_kept_with_names_can_still_be_read() -> None:

@@ -77,8 +77,8 @@ async def taken(folder: Path, sent: list[bytes]) -> Report:
     async with Telemetry.open(folder / "t.db", clock) as telemetry:
         kept = AgentRecords(telemetry)
         for part, columns in ((numbered[: len(sent) // 2], False), (numbered, True)):
-            requests, identities = zip(*requests_of(part, "a1"), strict=True)
-            batch = access_batch(requests, identities, columns=columns)
+            requests, identities, seqs = zip(*requests_of(part, "a1"), strict=True)
+            batch = access_batch(requests, identities, seqs, columns=columns)
             assert bool(batch.columns) is columns
             await kept.logs(reporting(), batch, now_ns=clock.now_ns())
             await telemetry.flush()

@@ -69,12 +69,13 @@ def _by_column(agent: Agent, packed: bytes, now_ns: int) -> Iterator[Line]:
         raise InvalidArgument("has columns of different lengths", field="logs.columns")
     missing = [""] * count
     rows = zip(*(said.fields.get(name, missing) for name in FIELDS), strict=True)
-    return _requests(agent, zip(said.time, said.id, rows, strict=True), now_ns)
+    seqs = said.fields.get("seq", missing)
+    return _requests(agent, zip(said.time, said.id, rows, seqs, strict=True), now_ns)
 
 
-def _requests(agent: Agent, said: Iterable[tuple[int, str, Row]], now_ns: int) -> Iterator[Line]:
+def _requests(agent: Agent, said: Iterable[tuple[int, str, Row, str]], now_ns: int) -> Iterator[Line]:
     scope, source, encode = agent.scope, agent.name, _ENCODER.encode
-    for number, (time, given, row) in enumerate(said):
+    for number, (time, given, row, seq) in enumerate(said):
         identity = given or _numbered(agent, time, number, f"{row[_METHOD]} {row}")
         yield Line(
             scope=scope,
@@ -82,6 +83,7 @@ def _requests(agent: Agent, said: Iterable[tuple[int, str, Row]], now_ns: int) -
             source=source,
             at_ns=moment_ns(time, now_ns),
             identity=identity,
+            sequence=integer(seq),
             code=integer(row[_STATUS]),
             subject=row[_HOST][:TEXT_LIMIT],
             action=row[_METHOD][:TEXT_LIMIT],
@@ -93,9 +95,11 @@ def _requests(agent: Agent, said: Iterable[tuple[int, str, Row]], now_ns: int) -
 def line_of(agent: Agent, entry: pb.LogEntry, number: int, now_ns: int) -> Line:
     if entry.level == ACCESS:
         identity = entry.fields.get("id", "") or _numbered(agent, entry.timestamp, number, entry.message)
-        (line,) = _requests(agent, [(entry.timestamp, identity, row_of(entry.fields))], now_ns)
+        seq = entry.fields.get("seq", "") or _unless_numbered(entry, number)
+        (line,) = _requests(agent, [(entry.timestamp, identity, row_of(entry.fields), seq)], now_ns)
         return line
     fields = dict(entry.fields)
+    seq = fields.pop("seq", "") or _unless_numbered(entry, number)
     identity = fields.pop("id", "") or _numbered(agent, entry.timestamp, number, entry.message)
     return Line(
         scope=agent.scope,
@@ -103,6 +107,7 @@ def line_of(agent: Agent, entry: pb.LogEntry, number: int, now_ns: int) -> Line:
         source=agent.name,
         at_ns=moment_ns(entry.timestamp, now_ns),
         identity=identity,
+        sequence=integer(seq),
         code=_SEVERITIES.get(entry.level, _UNRANKED),
         subject=fields.get("source", "")[:TEXT_LIMIT],
         action=entry.level[:TEXT_LIMIT],
@@ -120,6 +125,11 @@ def moment_ns(value: int, now_ns: int) -> int:
 def _numbered(agent: Agent, time: int, number: int, message: str) -> str:
     """Agents that do not number their lines send a batch again as it was."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{agent.name} {time} {number} {message}"))
+
+
+def _unless_numbered(entry: pb.LogEntry, number: int) -> str:
+    """The place in its batch of a line without an id, which comes again at the same place, if it does."""
+    return "" if entry.fields.get("id") else str(number + 1)
 
 
 # Back.

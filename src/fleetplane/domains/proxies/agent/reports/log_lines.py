@@ -46,6 +46,12 @@ def entry_id(agent_id: str, place: str) -> str:
     return str(uuid.uuid5(_NAMESPACE, f"{agent_id}:{place}"))
 
 
+def sequence(place: str) -> str:
+    """The number of a line among those of its log: which of two of one moment was written first."""
+    generation, _, offset = place.partition(":")[2].partition(":")
+    return str(((int(generation) & 0x7F) << 32) + int(offset) + 1)
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the access log; every field is text, and may be empty or `-`."""
 
@@ -89,8 +95,10 @@ def parse_request(text: bytes) -> Request | None:
         return None
 
 
-def access_entry(request: Request, *, identity: str) -> pb.LogEntry:
+def access_entry(request: Request, *, identity: str, seq: str = "") -> pb.LogEntry:
     fields = {name: value for name in _COPIED if (value := getattr(request, name))}
+    if seq:
+        fields["seq"] = seq
     if request.upstream_id:
         fields["upstream_id"] = _upstream(request)
     fields["id"] = identity
@@ -105,9 +113,10 @@ def access_entry(request: Request, *, identity: str) -> pb.LogEntry:
     )
 
 
-def access_columns(requests: Sequence[Request], identities: Sequence[str]) -> bytes:
+def access_columns(requests: Sequence[Request], identities: Sequence[str], seqs: Sequence[str]) -> bytes:
     """The same by field, for servers that take it so. Fields that are empty in every line are left out."""
     fields = {name: [getattr(request, name) for request in requests] for name in _COPIED}
+    fields["seq"] = list(seqs)
     fields["upstream_id"] = [_upstream(request) for request in requests]
     fields["response_time_ms"] = [_milliseconds(request.request_time) for request in requests]
     fields["upstream_response_time_ms"] = [_upstream_milliseconds(request) for request in requests]
@@ -139,7 +148,7 @@ def _told(request: Request) -> str:
     return f"{request.method} {request.uri} {request.protocol}"
 
 
-def error_entry(text: bytes, *, identity: str) -> pb.LogEntry | None:
+def error_entry(text: bytes, *, identity: str, seq: str = "") -> pb.LogEntry | None:
     found = _ERROR.match(text.decode("utf-8", "replace"))
     if found is None:
         return None
@@ -148,27 +157,32 @@ def error_entry(text: bytes, *, identity: str) -> pb.LogEntry | None:
         timestamp=round(local.timestamp() * 1000),
         level=found["level"],
         message=found["words"],
-        fields={"source": "nginx_error", "pid": found["pid"], "id": identity},
+        fields={"source": "nginx_error", "pid": found["pid"], "id": identity} | ({"seq": seq} if seq else {}),
     )
 
 
-def requests_of(lines: Iterable[Line], agent_id: str) -> Iterator[tuple[Request, str]]:
-    """What can be read, with the id of each line."""
+def requests_of(lines: Iterable[Line], agent_id: str) -> Iterator[tuple[Request, str, str]]:
+    """What can be read, with the id of each line and its number in the log."""
     for line in lines:
         if (request := parse_request(line.text)) is not None:
-            yield request, entry_id(agent_id, line.place)
+            yield request, entry_id(agent_id, line.place), sequence(line.place)
 
 
-def access_batch(requests: Sequence[Request], identities: Sequence[str], *, columns: bool) -> pb.LogBatch:
+def access_batch(
+    requests: Sequence[Request], identities: Sequence[str], seqs: Sequence[str], *, columns: bool
+) -> pb.LogBatch:
     if columns and requests:
-        return pb.LogBatch(columns=access_columns(requests, identities))
-    pairs = zip(requests, identities, strict=True)
-    return pb.LogBatch(entries=[access_entry(request, identity=identity) for request, identity in pairs])
+        return pb.LogBatch(columns=access_columns(requests, identities, seqs))
+    rows = zip(requests, identities, seqs, strict=True)
+    return pb.LogBatch(
+        entries=[access_entry(request, identity=identity, seq=seq) for request, identity, seq in rows]
+    )
 
 
 def error_entries(lines: Iterable[Line], agent_id: str) -> Iterator[pb.LogEntry]:
     for line in lines:
-        if (entry := error_entry(line.text, identity=entry_id(agent_id, line.place))) is not None:
+        identity, seq = entry_id(agent_id, line.place), sequence(line.place)
+        if (entry := error_entry(line.text, identity=identity, seq=seq)) is not None:
             yield entry
 
 

@@ -63,15 +63,16 @@ class AccessLog:
 
     def pack(self, batch: Batch, agent_id: str, *, columns: bool) -> Parcel:
         traffic: Traffic = self.traffic.copy()
-        requests, identities = [], []
-        for request, identity in requests_of(batch.lines, agent_id):
+        requests, identities, seqs = [], [], []
+        for request, identity, seq in requests_of(batch.lines, agent_id):
             requests.append(request)
             identities.append(identity)
+            seqs.append(seq)
             traffic.count(request)
         traffic.unreadable += len(batch.lines) - len(requests)
         self._next = traffic
         note = msgspec.json.encode(traffic).decode()
-        return Parcel(access_batch(requests, identities, columns=columns), len(requests), note)
+        return Parcel(access_batch(requests, identities, seqs, columns=columns), len(requests), note)
 
     def done(self) -> None:
         self.traffic = self._next
