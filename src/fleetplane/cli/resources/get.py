@@ -332,6 +332,8 @@ def follow(
         on_gap=on_gap,
     )
     for change in changes:
+        if change.object.kind == "event" and change.type == "deleted":
+            continue  # so many are kept, and the oldest gives way
         told = {"type": change.type, "object": change.object.raw}
         if form.is_table:
             click.echo(_line(change.type, change.object))
@@ -367,6 +369,10 @@ def _line(type_: str, found: Object) -> str:
         if isinstance(value, str | int) and value != ""
     )
     where = "" if found.metadata.scope == "/" else f" {found.metadata.scope}"
+    if found.kind == "event":
+        spec = found.spec
+        details = " ".join(f"{key}={value}" for key, value in spec["details"].items())
+        return flat(f"{spec['occurredAt']} {spec['type']} {spec['about']}{where}  {details}".rstrip())
     return flat(f"{type_:<8} {found.kind}/{found.name}{where}  {conditions or brief}".rstrip())
 
 
@@ -396,7 +402,7 @@ def events(
         if goes_on:
             follow(fleet, kinds, ["events"], place, output, labels=labels, fields=fields)
             return
-        query = Query(scope=place, labels=labels, fields=fields, sort=sort_by)
+        query = Query(scope=place, labels=labels, fields=fields, sort=sort_by or ".spec.occurredAt")
         if output.is_table:
             _show_table(kinds, "events", query, output, fleet, several=False)
         else:

@@ -32,6 +32,7 @@ from fleetplane.fleet.resources.declaration import (
     ActionCall,
     Begun,
     Column,
+    ObjectState,
     PublicResource,
     Reading,
     Shape,
@@ -175,6 +176,7 @@ EDGE_NODES = PublicResource(
     status=EdgeNodeStatusView,
     view=node_view,
     live=live_node,
+    state=lambda node: ObjectState(node.status.state if node.status is not None else NodeState.DISCONNECTED),
     place=tenant_place,
     permission=access.HOSTS_READ,
     columns=(

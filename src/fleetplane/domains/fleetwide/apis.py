@@ -8,6 +8,7 @@ from dataclasses import replace
 from fleetplane.domains.blueprint import Blueprint, Domain, Kernel
 from fleetplane.fleet.explain import FleetExplanations
 from fleetplane.fleet.feeds.ring import RING_EVENTS
+from fleetplane.fleet.feeds.state_events import StateEvents
 from fleetplane.fleet.freeze import FreezeSwitch
 from fleetplane.fleet.plans.plans import Plans
 from fleetplane.fleet.plans.rest import PlanRoutes
@@ -51,8 +52,9 @@ class ResourceApi:
         ring_events: int = RING_EVENTS,
     ) -> None:
         self.door = door or BoundDoor(kernel.door, (one.grants for one, _ in running))
-        self.catalogue = Catalogue(_members(running))
-        self.changes = Changes(kernel.store, self.catalogue, ring_events=ring_events)
+        members, states = tuple(_members(running)), StateEvents()
+        self.catalogue = Catalogue((*members, *states.members(members)))
+        self.changes = Changes(kernel.store, self.catalogue, states=states, ring_events=ring_events)
         self.observations = Observations(kernel.store, self.catalogue)
         measurements = Measurements(kernel.store, self.catalogue, kernel.telemetry)
         self.watching = Watching(kernel.store, self.changes, self.observations, measurements)
@@ -100,6 +102,7 @@ class ResourceApi:
         """Follow the store for watches, until cancelled."""
         async with Boundary() as following:
             following.keep("fleetwide/changes", self.changes.run)
+            following.once("fleetwide/state-events", self.changes.recall)
             following.keep("fleetwide/observations", self.observations.run)
 
     async def run_active(self) -> None:

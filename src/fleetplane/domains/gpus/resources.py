@@ -19,6 +19,7 @@ from fleetplane.fleet.resources.common import as_stored, made_up
 from fleetplane.fleet.resources.declaration import (
     READING,
     Column,
+    ObjectState,
     Observed,
     PublicResource,
     Reading,
@@ -74,6 +75,12 @@ def view(gpu: Gpu, _reading: Reading) -> View[GpuSpecView, GpuStatusView]:
     )
 
 
+def gpu_state(gpu: Gpu) -> ObjectState:
+    """The health of a GPU, with the conditions that spoil it."""
+    spoilt = (f"{one.type} {one.reason}".strip() for one in gpu.conditions if one.status != "True")
+    return ObjectState(rules.health(gpu.conditions), "; ".join(sorted(spoilt)))
+
+
 def live_gpu(domain: GpuProviders, gpu: Gpu) -> Gpu:
     """The GPU as its provider's last heartbeat confirms it, which is not written."""
     named = {gpu.labels.get(PROVIDER_LABEL), *(one.writer for one in gpu.conditions)}
@@ -104,6 +111,7 @@ GPUS = PublicResource(
     status=GpuStatusView,
     view=view,
     live=live_gpu,
+    state=gpu_state,
     place=place,
     permission=READ,
     columns=(

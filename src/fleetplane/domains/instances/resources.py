@@ -37,6 +37,7 @@ from fleetplane.fleet.resources.declaration import (
     ActionCall,
     Begun,
     Column,
+    ObjectState,
     Observed,
     PublicResource,
     Reading,
@@ -133,6 +134,14 @@ def _health(status: InstanceStatus) -> str:
     return "starting" if status.registered_at_ns is None else "ok"
 
 
+def instance_state(found: Instance) -> ObjectState:
+    """Where in its life an instance is, or that it was put down as lost."""
+    status = found.status or InstanceStatus()
+    if _health(status) == "unhealthy":
+        return ObjectState("unhealthy")
+    return ObjectState(rules.state(found), status.drain.reason if status.drain is not None else "")
+
+
 def instance_place(found: Instance, _reading: Reading) -> str:
     """In its group."""
     return scopes.below(scopes.tenant_path(tenant_of(found)), "groups", found.spec.group)
@@ -160,6 +169,7 @@ INSTANCES = PublicResource(
     spec=InstanceSpecView,
     status=InstanceStatusView,
     view=instance_view,
+    state=instance_state,
     place=instance_place,
     permission=access.VIEW,
     columns=(

@@ -14,10 +14,12 @@ from typing import Any, cast
 import msgspec
 
 from fleetplane.fleet.feeds.ring import RING_EVENTS, WHOLE, EventRing
+from fleetplane.fleet.feeds.state_events import StateChange, StateEvents
 from fleetplane.fleet.resources import objects
 from fleetplane.fleet.resources.catalogue import Catalogue, Entry, Member
 from fleetplane.fleet.resources.declaration import Reading, Verb
 from fleetplane.fleet.resources.objects import Identity
+from fleetplane.kernel.boundary import contained
 from fleetplane.kernel.events import Event, EventType
 from fleetplane.kernel.identity.revocation import REVOCATION
 from fleetplane.kernel.resources import AnyResource, Key, Kind, Resource, SpecT, StatusT
@@ -25,6 +27,8 @@ from fleetplane.kernel.store import Store
 
 PACE_SECONDS = 0.02
 """Between two looks at the store: a busy writer is followed fifty times a second, whatever its pace."""
+RECALLED_REVISIONS = 20_000
+"""Of the log, read back at a start: at some 50 µs each, 1 s beside all else."""
 _ENCODER = msgspec.json.Encoder()
 
 
@@ -86,6 +90,19 @@ def _shown(version: Version, reading: Reading) -> Mapping[str, Any]:
     return version.member.shown(version.stored, version.called, reading)
 
 
+def _changed(
+    stored: AnyResource, version: Version, before: Version | None, after: Version | None
+) -> StateChange:
+    return StateChange(
+        member=version.member,
+        called=version.called,
+        revision=stored.revision,
+        at_ns=stored.updated_at_ns,
+        before=before.stored if before is not None else None,
+        after=after.stored if after is not None else None,
+    )
+
+
 class _Then:
     """The store, with what was there at the event that is followed and is gone since then.
 
@@ -110,7 +127,17 @@ class _Then:
 class Changes:
     """The ring of recent changes, and the log of older ones."""
 
-    def __init__(self, store: Store, catalogue: Catalogue, *, ring_events: int = RING_EVENTS) -> None:
+    def __init__(
+        self,
+        store: Store,
+        catalogue: Catalogue,
+        *,
+        states: StateEvents | None = None,
+        ring_events: int = RING_EVENTS,
+    ) -> None:
+        """`states` is told of every change of a state."""
+        self._states = states or StateEvents()
+        self._began = store.revision
         self._store = store
         self._catalogue = catalogue
         self._known: dict[Key, Version] = {
@@ -157,8 +184,26 @@ class Changes:
         if event.type is not EventType.DELETED and member.resource.shows(stored):
             called = objects.identity(member.resource, stored, self._then)
             self._known[stored.key] = after = Version(member, stored, called)
-        if before is not None or after is not None:
+        if (found := after or before) is not None:
+            with contained("fleetwide/state-events", stored.key):
+                self._states.note(_changed(stored, found, before, after))
             yield Change(event.revision, event.type, self._store, entry=entry, before=before, after=after)
+
+    async def recall(self) -> None:
+        """Make the events of states of before this process from the log, as far as it goes back."""
+        after = max(self._store.statistics().compacted, self._began - RECALLED_REVISIONS)
+        known: dict[Key, Version] = {}
+        found: list[StateChange] = []
+        async for change in self.logged(after, self._began):
+            version = change.after or change.before
+            if version is None or version.member.resource.state is None:
+                continue
+            before = known.pop(version.stored.key, None)
+            if change.after is not None:
+                known[version.stored.key] = change.after
+            if before is not None or change.type is EventType.ADDED:
+                found.append(_changed(version.stored, version, before, change.after))
+        self._states.recalled(found)
 
     def _logged(self, event: Event) -> Iterator[Change]:
         stored = event.resource

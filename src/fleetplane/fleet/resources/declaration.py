@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -270,6 +270,15 @@ def stored_as_it_is(_domain: Any, stored: AnyResource) -> AnyResource:
     return stored
 
 
+class ObjectState(NamedTuple):
+    """The state of an object as the event feed tells it; another one of either is an event."""
+
+    word: str
+    """One of few, such as `offline`."""
+    reason: str = ""
+    """Why, in words that change with their cause only."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicResource(Generic[ViewSpecT, ViewStatusT]):
     """One kind of object of the API."""
@@ -317,6 +326,8 @@ class PublicResource(Generic[ViewSpecT, ViewStatusT]):
     live: Callable[[Any, AnyResource], AnyResource] = stored_as_it_is
     """From the running domain and a stored resource to the resource with the moments that heartbeats move:
     they are in memory, and stored only with the next change of state. Asked for each reading."""
+    state: Callable[[Any], ObjectState] | None = None
+    """The state of a stored resource, whose changes are events."""
     shows: Callable[[Any], bool] = field(default=lambda _stored: True)
     """Whether a stored resource is an object of the API at all."""
 

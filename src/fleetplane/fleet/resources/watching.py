@@ -322,7 +322,11 @@ class _Unstored:
     def __init__(self, store: Store, query: WatchQuery) -> None:
         self._store = store
         self._query = query
-        self._computed = [entry for entry, _ in query.wanted if entry.resource.computed is not None]
+        self._computed = [
+            entry
+            for entry, _ in query.wanted
+            if any(one.resource.computed is not None for one in entry.members)
+        ]
         growing = {entry.resource.plural: entry for entry, _ in query.wanted if entry.resource.latest}
         self._feeds = [GrowingFeed(store, entry) for entry in growing.values()]
         self._observations: Observations | None = None

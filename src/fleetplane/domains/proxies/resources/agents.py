@@ -22,6 +22,7 @@ from fleetplane.fleet.resources.declaration import (
     ActionCall,
     Begun,
     Column,
+    ObjectState,
     PublicResource,
     Reading,
     Shape,
@@ -119,6 +120,13 @@ def live_agent(domain: Any, agent: Agent) -> Agent:
     return msgspec.structs.replace(agent, status=status)
 
 
+def agent_state(agent: Agent) -> ObjectState:
+    """The state of an agent, with what is wrong with it."""
+    if agent.status is None:
+        return ObjectState("unregistered")
+    return ObjectState(agent.status.state, "; ".join(agent.status.reasons))
+
+
 def _commanded(command: ProxyCommand, summary: str) -> Action:
     async def run(call: ActionCall) -> Begun | None:
         asked = ProxyCall(command=command)
@@ -177,6 +185,7 @@ AGENTS = PublicResource(
     status=ProxyAgentStatusView,
     view=agent_view,
     live=live_agent,
+    state=agent_state,
     place=place,
     moves=True,
     permission=access.READ,
