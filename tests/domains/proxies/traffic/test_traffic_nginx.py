@@ -73,7 +73,7 @@ async def taken(folder: Path, sent: list[bytes]) -> Report:
     """As an agent ships its lines, and the server keeps and tells them; the first half is sent twice,
     by line and by column."""
     clock = SystemClock()
-    numbered = [Line(text=text, place=str(number)) for number, text in enumerate(sent)]
+    numbered = [Line(text=text, place=f"e:1:{number}") for number, text in enumerate(sent)]
     async with Telemetry.open(folder / "t.db", clock) as telemetry:
         kept = AgentRecords(telemetry)
         for part, columns in ((numbered[: len(sent) // 2], False), (numbered, True)):
