@@ -88,6 +88,18 @@ async def test_who_may_what_is_decided_where_the_operators_are(controller: Site,
         assert (await foreign.call("GET", "/hosts")).status_code == 401  # a token of the relay is none here
 
 
+async def test_two_operators_who_use_the_same_key_are_two_to_the_relay(controller: Site) -> None:
+    """It knows both by the one token of the controller."""
+    key = {"idempotency-key": uuid.uuid4().hex}
+    async with controller.rest(a_tenant()) as one, controller.rest(a_tenant()) as other:
+        made = [
+            await rest.call("POST", "/enrollment-tokens", {"name": "k"}, headers=key)
+            for rest in (one, other, one)
+        ]
+    assert [answer.status_code for answer in made] == [201, 201, 201]
+    assert made[0].json() == made[2].json() != made[1].json()
+
+
 async def test_tokens_are_minted_over_grpc_too(controller: Site, relay: Site) -> None:
     tenant = a_tenant()
     metadata = (("authorization", f"Bearer {controller.token(tenant=tenant)}"),)

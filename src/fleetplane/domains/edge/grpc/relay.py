@@ -7,6 +7,7 @@ of whom it is for. Answers and events come back as they are.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -86,7 +87,11 @@ class Relay:
     def instead_of(self, prefix: str) -> Callable[[Route], Route]:
         """Routes whose calls go on to the same path of the relay."""
         return lambda route: replace(
-            route, handler=self._handler(prefix, route), shares_handler=True, begins_once=False
+            route,
+            handler=self._handler(prefix, route),
+            answer=route.answer_shape,
+            shares_handler=True,
+            begins_once=False,
         )
 
     def _handler(self, prefix: str, route: Route) -> Handler:
@@ -99,6 +104,10 @@ class Relay:
             body = None if route.body is None else msgspec.json.encode(call.body)
             headers = {name: value for name in PASSED if (value := call.headers.get(name)) is not None}
             tenant = seeing(call.caller, call.headers)
+            if (key := headers.get("idempotency-key")) is not None:
+                # Keys are each caller's own, and all of ours have one name there.
+                whose = f"{call.caller.name}\0{tenant or ''}\0{key}"
+                headers["idempotency-key"] = hashlib.sha256(whose.encode()).hexdigest()
             return await self.pass_on(
                 route.method,
                 path,
