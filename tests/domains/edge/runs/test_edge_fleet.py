@@ -192,6 +192,14 @@ async def test_a_run_whose_driver_fails_is_driven_on(
     assert refused == ["release", "cancel"]
 
 
+@pytest.mark.parametrize("given", ["pinned", "add", "remove"])
+async def test_a_group_takes_no_more_members_at_once_than_it_may_have(rig: Rig, given: str) -> None:
+    await rig.groups.create(TENANT, name="some", selector=None, pinned=(), actor="u")
+    many = tuple(f"m{number}" for number in range(1001))
+    with pytest.raises(InvalidArgument, match="1001 members, more than 1000"):
+        await rig.groups.change(TENANT, "some", actor="u", **{given: many})  # type: ignore[arg-type]
+
+
 async def test_a_durable_run_waits_for_who_is_away(rig: Rig) -> None:
     rig.courier.here.discard(NODES[0])
     run = await rig.start("@host-0", wait=True)

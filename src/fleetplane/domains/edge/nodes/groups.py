@@ -89,6 +89,14 @@ class Groups:
         add: tuple[str, ...] = (),
         remove: tuple[str, ...] = (),
     ) -> EdgeGroup:
+        for field, given in (
+            ("pinned_members", pinned or ()),
+            ("add_members", add),
+            ("remove_members", remove),
+        ):
+            if len(given) > PINNED_LIMIT:
+                raise InvalidArgument(f"has {len(given)} members, more than {PINNED_LIMIT}", field=field)
+        removed = frozenset(remove)
         scope, group_id = tenant_scope(tenant), self.get(tenant, name).name
 
         def changed(before: GroupSpec) -> GroupSpec:
@@ -98,7 +106,7 @@ class Groups:
                 name=before.name if new_name is None else new_name,
                 selector=before.selector if selector is msgspec.UNSET else selector,
                 pinned_members=tuple(
-                    dict.fromkeys(member for member in (*members, *add) if member not in remove)
+                    dict.fromkeys(member for member in (*members, *add) if member not in removed)
                 ),
             )
 

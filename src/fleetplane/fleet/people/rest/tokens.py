@@ -18,6 +18,8 @@ from fleetplane.web.rest.routes import Answer, Route, RouteGroup
 
 TAG = RouteGroup("Tokens")
 TOKEN_LIFE_LIMIT_SECONDS = 10 * 365 * 86_400
+ROLES_LIMIT = 64
+"""Named at once: what its maker may give is looked up for each."""
 _TOKEN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+:-]{0,127}")
 """Nothing by which the audit log tells an actor from what its write was signed with."""
 
@@ -61,6 +63,8 @@ class TokenRoutes:
             raise InvalidArgument(
                 f"is between 1 and {TOKEN_LIFE_LIMIT_SECONDS} seconds", field="expiresInSeconds"
             )
+        if len(body.roles) > ROLES_LIMIT:
+            raise InvalidArgument(f"has {len(body.roles)} roles, more than {ROLES_LIMIT}", field="roles")
         for role in body.roles:
             self._people.rights.check_give(call.caller.principal, role, path)
         self._people.check_above(call, f"token/{body.name}")
