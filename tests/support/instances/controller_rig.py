@@ -16,7 +16,7 @@ from support.instances.instances_lab import CONFIG_PATH, TENANT, document
 from fleetplane.domains.instances.content.downloads import Downloads
 from fleetplane.domains.instances.content.files import Addresses, FileMaker, Secrets
 from fleetplane.domains.instances.content.images import Images
-from fleetplane.domains.instances.controllers.assembly import Machinery
+from fleetplane.domains.instances.controllers.assembly import Machinery, ProviderStarts
 from fleetplane.domains.instances.kinds import Instance, InstanceStatus, Report
 from fleetplane.domains.instances.providers.contract import ProviderContext
 from fleetplane.domains.instances.providers.mock.provider import MockProvider
@@ -228,7 +228,7 @@ async def rig(
             gone=lambda one: gone.append(one.name),
         )
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(machinery.run())
+            running = tasks.create_task(machinery.run(ProviderStarts(clock)))
             made = Rig(
                 clock=clock,
                 store=store,

@@ -57,6 +57,10 @@ def test_a_running_server_says_so_and_takes_the_next_document(tmp_path: Path) ->
         assert fleetplane(tmp_path, "config", "refresh", "--tenant", TENANT).returncode == 0
         assert "'COLOUR'" in str(until_logged(server, "instances.provider_unusable"))
         assert server.process.poll() is None
+        command = [*warm_start.COMMAND, "explain", f"{TENANT}/workers", "--data-dir", str(tmp_path)]
+        why = warm_start.run(command, timeout=60).stdout
+        assert "provider" in why
+        assert "'COLOUR'" in why, "why the group has no instances"
 
         configure(tmp_path, of_provider("mock"))
         assert fleetplane(tmp_path, "config", "refresh", "--tenant", TENANT).returncode == 0

@@ -39,7 +39,11 @@ async def test_other_options_come_into_force_without_a_restart(tmp_path: Path) -
         second = place.provider()
         assert second is not None
         await until(lambda: known.name in second.instances)  # what the first one made is still there
-        assert sorted(place.explanations()) == ["instances/groups", "instances/leader-network"]
+        assert sorted(place.explanations()) == [
+            "instances/groups",
+            "instances/leader-network",
+            "instances/provider",
+        ]
 
 
 async def test_another_provider_is_refused_while_instances_exist_at_the_old_one(tmp_path: Path) -> None:

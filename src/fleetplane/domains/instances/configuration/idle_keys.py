@@ -14,7 +14,7 @@ from fleetplane.domains.instances.configuration.problems import Problem, render
 from fleetplane.domains.instances.configuration.schema import Configuration
 
 ANY = "*"
-_NO_ELECTION = "one server serves a shard, and nobody is elected"
+_NO_ELECTION = "a leader is elected among the servers that share a database, in times of their own"
 _NO_WAKING = "no proxy wakes a sleeping tenant by its traffic"
 
 IDLE: Mapping[tuple[str, ...], str] = {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
+import msgspec
 import structlog
 
 from fleetplane.domains.instances.content.downloads import Downloads
@@ -30,8 +31,9 @@ from fleetplane.kernel.clock import Clock
 from fleetplane.kernel.errors import FleetplaneError
 from fleetplane.kernel.identity import Authority
 from fleetplane.kernel.identity.signing import SigningKeys
-from fleetplane.kernel.reconcile import Reconciler
+from fleetplane.kernel.reconcile import Explanation, Reconciler
 from fleetplane.kernel.store import Store
+from fleetplane.kernel.values.times import NS
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +43,45 @@ IMAGES_SECONDS = 60.0
 """Between looks at which images are due to be looked up; for how long each is good is configured."""
 RECHECKS_LIMIT = 1024
 """Instances asked about at a time because their agents went away; the regular look finds the rest."""
+
+
+class ProviderStarts:
+    """What the tries to have and to start a provider came to; it explains every group while they fail."""
+
+    name = "instances/provider"
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last: Explanation | None = None
+
+    def __repr__(self) -> str:
+        return f"<ProviderStarts failures={self._last.failures if self._last else 0}>"
+
+    async def failed(self, error: Exception) -> None:
+        """Report the provider's error, and wait before the next try."""
+        failures = self._last.failures if self._last is not None else 0
+        wait, now = START_RETRY.delay_seconds(failures, jitter=self._clock.random()), self._clock.now_ns()
+        text = error.message if isinstance(error, FleetplaneError) else f"{type(error).__name__}: {error}"
+        self._last = Explanation(
+            key="",
+            at_ns=now,
+            reasons=(),
+            next_due_ns=now + round(wait * NS),
+            failures=failures + 1,
+            last_error=text,
+        )
+        log.error("instances.provider_unusable", error=text, retry_seconds=round(wait, 1))
+        await self._clock.sleep(wait)
+
+    def succeeded(self) -> None:
+        self._last = None
+
+    def explain(self, key: str) -> Explanation | None:
+        return None if self._last is None else msgspec.structs.replace(self._last, key=key)
+
+    def explanations(self) -> Iterator[Explanation]:
+        if self._last is not None:
+            yield self._last
 
 
 class Machinery:
@@ -112,10 +153,10 @@ class Machinery:
     def __repr__(self) -> str:
         return f"<Machinery {self.provider.kind} {self.controller!r}>"
 
-    async def run(self) -> None:
+    async def run(self, starts: ProviderStarts) -> None:
         """Until cancelled."""
         try:
-            await self._start()
+            await self._start(starts)
             log.info("instances.started", provider=self.provider.kind)
             async with Boundary() as tasks:
                 self._tasks = tasks
@@ -138,15 +179,14 @@ class Machinery:
             await self._images.refresh(self._guarded, self._groups.required())
             await self._clock.sleep(IMAGES_SECONDS)
 
-    async def _start(self) -> None:
-        attempt = 0
+    async def _start(self, starts: ProviderStarts) -> None:
         while True:
             try:
                 await self.provider.start()
             except Exception as error:  # a plug-in: whatever it raises, the rest of the server goes on
-                await pause(self._clock, attempt, error)
-                attempt += 1
+                await starts.failed(error)
             else:
+                starts.succeeded()
                 return
 
     def suspect(self, instance: Instance) -> None:
@@ -158,11 +198,3 @@ class Machinery:
             "instances/recheck", partial(self.controller.recheck, instance), about=instance.name
         )
         task.add_done_callback(lambda _task: self._rechecks.discard(instance.name))
-
-
-async def pause(clock: Clock, attempt: int, error: Exception) -> None:
-    """Report the provider's error, and wait before the next attempt."""
-    wait = START_RETRY.delay_seconds(attempt, jitter=clock.random())
-    text = error.message if isinstance(error, FleetplaneError) else f"{type(error).__name__}: {error}"
-    log.error("instances.provider_unusable", error=text, retry_seconds=round(wait, 1))
-    await clock.sleep(wait)

@@ -17,7 +17,7 @@ import structlog
 
 from fleetplane.domains.instances.configuration import Configuration
 from fleetplane.domains.instances.configuration.schema import Infra
-from fleetplane.domains.instances.controllers.assembly import Machinery, pause
+from fleetplane.domains.instances.controllers.assembly import Machinery, ProviderStarts
 from fleetplane.domains.instances.kinds import Instance
 from fleetplane.domains.instances.providers import registry as providers
 from fleetplane.domains.instances.providers.contract import Provider, ProviderContext
@@ -64,6 +64,8 @@ class Infrastructure:
         self._place = place
         self._make = make
         self._clock = clock
+        self._starts = ProviderStarts(clock)
+        explanations.register(self._starts)
         self._brought = brought
         self._infra: Infra | None = None
         """What the machinery was put up for."""
@@ -140,7 +142,7 @@ class Infrastructure:
                 self._explanations.register(reconciler)
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    running = tasks.create_task(self.machinery.run())
+                    running = tasks.create_task(self.machinery.run(self._starts))
                     await self._changed.wait()
                     running.cancel()
             finally:
@@ -155,7 +157,6 @@ class Infrastructure:
         A server that cannot make instances still serves everyone else: it says what is wrong, and tries
         again until a document is right.
         """
-        attempt = 0
         while True:
             self._infra = self._groups.required().shard.infra
             if self._brought is not None:
@@ -163,8 +164,7 @@ class Infrastructure:
             try:
                 return self._load(self._infra)
             except FleetplaneError as error:
-                await pause(self._clock, attempt, error)
-                attempt += 1
+                await self._starts.failed(error)
 
     def _load(self, infra: Infra) -> Provider:
         """Configured and validated; nothing outside is touched yet."""
