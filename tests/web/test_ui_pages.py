@@ -60,6 +60,13 @@ async def test_the_index_names_pages_for_browsers_apart_from_other_paths(http: h
     assert index["paths"]["/ui"] == "the console: every fleet, live"
 
 
+async def test_the_index_leads_browsers_to_the_console(http: httpx.AsyncClient) -> None:
+    browser = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+    led = await http.get("/", headers=browser)
+    assert (led.status_code, led.headers["location"], led.headers["vary"]) == (302, "/ui/", "accept")
+    assert (await http.get("/", headers=browser, follow_redirects=True)).url.path == "/ui/"
+
+
 @pytest.mark.parametrize("path", ["/ui", "/ui/"])
 async def test_the_console_and_every_module_that_it_imports_are_served(
     http: httpx.AsyncClient, path: str

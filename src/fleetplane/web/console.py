@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from fleetplane.web import documents
 from fleetplane.web.documents import Document, Documents
-from fleetplane.web.ops import Mount
+from fleetplane.web.ops import CONSOLE, Mount
 
-PAGE = "/ui"
+PAGE = CONSOLE
 FILES = f"{PAGE}/console"
 SCRIPT = "text/javascript; charset=utf-8"
 STYLE = "text/css; charset=utf-8"

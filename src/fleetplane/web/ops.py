@@ -30,6 +30,9 @@ INDEX = {
 }
 
 
+CONSOLE = "/ui"
+"""Where `/` leads browsers, if it is mounted; programs are told what there is."""
+
 READS = "/readyz/reads"
 """For balancers that spread reads: a server that stands by is ready for them, and not for everything."""
 
@@ -148,6 +151,9 @@ class OpsApp:
                 return 200 if ready else 503, TEXT, f"{self.readiness}\n".encode(), []
             case _:
                 shown = [mount for mount in reversed(self._mounts) if mount.listed()]
+                vary = (b"vary", b"accept")
+                if "text/html" in _header(scope, b"accept") and any(one.path == CONSOLE for one in shown):
+                    return 302, TEXT, b"", [(b"location", f"{CONSOLE}/".encode()), vary]
                 told = {mount.path: mount.summary for mount in shown if mount.summary}
                 pages = [mount.path for mount in shown if mount.is_page]
                 page = {
@@ -156,7 +162,7 @@ class OpsApp:
                     "paths": INDEX | told,
                     "pages": pages,
                 }
-                return 200, "application/json", json.dumps(page, indent=2).encode() + b"\n", []
+                return 200, "application/json", json.dumps(page, indent=2).encode() + b"\n", [vary]
 
 
 async def _send(
