@@ -11,6 +11,7 @@ import pytest
 
 from fleetplane import settings
 from fleetplane.kernel.errors import SettingsError
+from fleetplane.sections.base import is_secret_file
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -72,7 +73,7 @@ def test_every_setting_of_a_page_is_known(page: Path, others: frozenset[str], tm
     for printed in re.findall(r"^```toml\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
         block, given = printed, dict(settings._flatten(tomllib.loads(printed)))
         if {key.partition(".")[0] for key in given} <= SECTIONS:
-            for name in [key for key in given if KNOWN.get(key) and settings.is_secret_file(KNOWN[key])]:
+            for name in [key for key in given if KNOWN.get(key) and is_secret_file(KNOWN[key])]:
                 path = Path(str(given[name]))
                 if path.is_absolute():  # its content is the installation's own
                     (tmp_path / path.name).write_text("secret")
