@@ -147,11 +147,25 @@ async def test_a_token_of_one_tenant_cannot_name_another(tmp_path: Path) -> None
         assert (await switching.ask("/events")).status_code == 403
 
 
-async def test_a_token_of_no_tenant_must_say_which(tmp_path: Path) -> None:
-    async with web(tmp_path) as site:
+async def test_a_token_of_no_tenant_sees_those_of_all_and_one_that_it_names(tmp_path: Path) -> None:
+    wanted = two_tenants()
+    wanted["groups"][OTHER]["hidden"] = {"template": "worker", "size": 0}
+    async with web(tmp_path, wanted) as site:
+        theirs, ours = (await site.provisioned(1, tenant=OTHER))[0], (await site.provisioned(1))[0]
         silent = await site.viewer("silent", tenant="")
-        refused = await silent.ask("/groups")
-        assert (refused.status_code, refused.json()["error"]["details"][0]["field"]) == (422, "x-tenant-id")
+        assert {group["tenant"] for group in (await silent.get("/groups"))["items"]} == {TENANT, OTHER}
+        found = (await silent.get("/instances?group=workers"))["items"]
+        assert {theirs.name, ours.name} <= {one["id"] for one in found}
+        assert (await silent.get(f"/instances/{theirs.name}"))["tenant"] == OTHER
+        assert (await silent.get("/groups/hidden"))["tenant"] == OTHER
+        assert (await silent.get(f"/explain?about={theirs.name}"))["group"] == "workers"
+        assert (await silent.ask("/instances/wkr0000000000000000000000000")).status_code == 404
+        site.lab.domain._errors.tell(OTHER, "workers", theirs.name, "their own trouble")
+        assert [one["error"] for one in (await silent.get("/errors"))["items"]] == ["their own trouble"]
+        for path in ("/groups/workers", "/explain?about=workers", "/events"):
+            refused = await silent.ask(path)
+            field = refused.json()["error"]["details"][0]["field"]
+            assert (refused.status_code, field) == (422, "x-tenant-id"), path
         assert (await silent.ask("/groups", **{"x-tenant-id": "No Such"})).status_code == 422
         for tenant in (TENANT, OTHER):
             shown = (await silent.ask("/groups", **{"x-tenant-id": tenant})).json()["items"]

@@ -1,7 +1,7 @@
 """What people who use instances over the web may see and do, and of which tenant.
 
 The one role of this domain's own only reads; the built-in ones do more. A token of one tenant shows that
-tenant, whatever its holder says; one of no tenant must say which, with every request.
+tenant, whatever its holder says; one of no tenant sees those of all, or of the one that a request names.
 """
 
 from __future__ import annotations
@@ -27,15 +27,19 @@ ROLES = tuple(GRANTS)
 TENANT_HEADER = "x-tenant-id"
 
 
-def seeing(caller: OperatorCaller, headers: Headers) -> str:
+def acting_for(caller: OperatorCaller, headers: Headers) -> str:
     """The tenant that a request is about."""
+    tenant = seeing(caller, headers)
+    if tenant is None:
+        raise InvalidArgument("is required with a token of no tenant: name the tenant", field=TENANT_HEADER)
+    return tenant
+
+
+def seeing(caller: OperatorCaller, headers: Headers) -> str | None:
+    """The tenant whose things a request may see; None for those of all."""
     asked = headers.get(TENANT_HEADER)
     if asked is None:
-        if not caller.tenant:
-            raise InvalidArgument(
-                "the header X-Tenant-Id is required with a token of no tenant", field=TENANT_HEADER
-            )
-        return caller.tenant
+        return caller.tenant or None
     asked = asked.strip()
     if caller.tenant:
         if asked != caller.tenant:  # says nothing about whether there is such a tenant

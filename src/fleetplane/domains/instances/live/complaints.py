@@ -64,11 +64,10 @@ class Complaints:
             trouble = replace(trouble, text=trouble.text.encode(errors="replace").decode())
             self._writer.note(f"{trouble.tenant}/{_name(trouble)}", trouble)
 
-    def recent(self, tenant: str) -> list[Trouble]:
-        """What is kept of a tenant, newest first."""
-        found = sorted(
-            self._store.list(COMPLAINT, tenant_scope(tenant)), key=lambda one: one.spec.at_ns, reverse=True
-        )
+    def recent(self, tenant: str | None) -> list[Trouble]:
+        """What is kept of a tenant, or of all, newest first."""
+        kept = self._store.list(COMPLAINT, "" if tenant is None else tenant_scope(tenant))
+        found = sorted(kept, key=lambda one: one.spec.at_ns, reverse=True)
         return [_trouble(one) for one in found]
 
     # Every server.

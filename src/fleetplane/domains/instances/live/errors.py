@@ -92,15 +92,15 @@ class ErrorFeed:
         if self._shared is not None:
             await self._shared.run_active()
 
-    def recent(self, tenant: str, limit: int) -> list[Trouble]:
-        """The remembered errors of a tenant, newest first."""
+    def recent(self, tenant: str | None, limit: int) -> list[Trouble]:
+        """The remembered errors of a tenant, or of all, newest first."""
         if self._shared is not None:
             return self._shared.recent(tenant)[:limit]
         found: list[Trouble] = []
         for (of, group, instance, text), at_ns in reversed(self._recent.items()):
             if len(found) >= limit:
                 break
-            if of == tenant:
+            if tenant in (None, of):
                 found.append(Trouble(tenant=of, group=group, instance=instance, text=text, at_ns=at_ns))
         return found
 

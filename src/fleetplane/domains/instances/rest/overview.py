@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from fleetplane.domains.instances.access import TENANT_HEADER
 from fleetplane.domains.instances.grpc.admin import freeze_scope
 from fleetplane.domains.instances.kinds import INSTANCE, Instance
 from fleetplane.domains.instances.records.groups import Groups, GroupView
@@ -20,7 +21,7 @@ from fleetplane.domains.instances.rest.views import Counts, Explained, Health, S
 from fleetplane.domains.instances.rules import decide as rules
 from fleetplane.fleet.findings import shown
 from fleetplane.kernel.clock import Clock
-from fleetplane.kernel.errors import NotFound
+from fleetplane.kernel.errors import InvalidArgument, NotFound
 from fleetplane.kernel.freeze import FREEZE, frozen
 from fleetplane.kernel.reconcile.explanation import Finding
 from fleetplane.kernel.store import Store
@@ -56,16 +57,22 @@ class Overview:
 
     # Groups.
 
-    def groups(self, tenant: str) -> Sequence[ShownGroup]:
-        """In the order of their names; those that the server keeps for itself are not shown."""
-        mine = [view for (of, _), view in self._groups.views().items() if of == tenant]
+    def groups(self, tenant: str | None) -> Sequence[ShownGroup]:
+        """Of one tenant or all, by name; those that the server keeps for itself are not shown."""
+        mine = [view for (of, _), view in self._groups.views().items() if tenant in (None, of)]
         return [self._shown(view) for view in mine if not view.group.is_nat]
 
-    def group(self, tenant: str, name: str) -> ShownGroup:
-        view = self._groups.view(tenant, name)
-        if view is None or view.group.is_nat:
+    def group(self, tenant: str | None, name: str) -> ShownGroup:
+        views_now = self._groups.views()
+        found = [view for (of, key), view in views_now.items() if key == name and tenant in (None, of)]
+        found = [view for view in found if not view.group.is_nat]
+        if not found:
             raise NotFound(f"group {name[:64]!r} is not known")
-        return self._shown(view)
+        if len(found) > 1:
+            raise InvalidArgument(
+                f"several tenants have a group {name[:64]!r}: name one of them", field=TENANT_HEADER
+            )
+        return self._shown(found[0])
 
     def _shown(self, view: GroupView) -> ShownGroup:
         tenant, name = view.group.tenant, view.group.key
@@ -95,12 +102,16 @@ class Overview:
     def instance(self, found: Instance) -> views.ShownInstance:
         return views.instance(found, self.health(found), self._reports.last(found.name))
 
-    def detail(self, tenant: str, name: str) -> views.InstanceDetail:
-        found = self._instances.get(tenant, name)
+    def detail(self, tenant: str | None, name: str) -> views.InstanceDetail:
+        found = self._instances.get(tenant or self._instances.tenant_of(name) or "", name)
         return views.detail(found, self.health(found), self._reports.last(name))
 
-    def instances(self, tenant: str, *, group: str | None, state: str | None) -> Sequence[Instance]:
-        found = self._instances.all(tenant) if group is None else self._instances.of_group(tenant, group)
+    def instances(self, tenant: str | None, *, group: str | None, state: str | None) -> Sequence[Instance]:
+        if group is None or tenant is None:
+            found = self._instances.all(tenant)
+        else:
+            found = self._instances.of_group(tenant, group)
+        found = [one for one in found if group in (None, one.spec.group)]
         return [one for one in found if state is None or rules.state(one) == state]
 
     def health(self, found: Instance) -> Health:
@@ -134,8 +145,9 @@ class Overview:
 
     # Why.
 
-    async def explain(self, tenant: str, about: str) -> Explained:
+    async def explain(self, tenant: str | None, about: str) -> Explained:
         """What is known of a group, or of an instance in its group; of no other tenant's."""
+        tenant = tenant or self._instances.tenant_of(about) or self.group(None, about).tenant
         instance = self._instances.find(tenant, about)
         group = about if instance is None else instance.spec.group
         found = [] if "/" in group else await self._findings(f"{tenant}/{group}")

@@ -19,7 +19,7 @@ from google.protobuf import json_format
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 
-from fleetplane.domains.instances.access import AS_ADMIN, AS_OPERATOR, VIEW, seeing
+from fleetplane.domains.instances.access import AS_ADMIN, AS_OPERATOR, VIEW, acting_for
 from fleetplane.domains.instances.kinds import tenant_scope
 from fleetplane.gen.fleetplane.admin.v1 import authority_pb2, instances_pb2
 from fleetplane.gen.nstance.v1 import operator_pb2
@@ -149,7 +149,7 @@ class RemoteCalls:
         assert self._gate is not None
         caller = call.caller
         if offered.where == OF_TENANT:
-            tenant = seeing(caller, call.headers)
+            tenant = acting_for(caller, call.headers)
             self._gate.check(caller, offered.permission, tenant_scope(tenant))
             return Principal(name=f"operator/{tenant}/{caller.name}", roles=caller.principal.roles)
         self._gate.check(caller, offered.permission, _scope(offered.where, caller, request))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleetplane.domains.instances.access import VIEW, seeing
+from fleetplane.domains.instances.access import VIEW, acting_for, seeing
 from fleetplane.domains.instances.live.errors import ErrorFeed
 from fleetplane.domains.instances.live.feed import LiveFeed
 from fleetplane.domains.instances.rest import views
 from fleetplane.domains.instances.rest.overview import Overview
 from fleetplane.domains.instances.rules import decide as rules
+from fleetplane.kernel.access import EVERYWHERE
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.rpc import Needs
 from fleetplane.web.rest.gate import OperatorCaller, RoleGate
@@ -83,35 +84,35 @@ class ViewRoutes:
 
     async def groups(self, call: InstancesCall) -> Answer[views.GroupList]:
         """List groups, with desired and actual state."""
-        return Answer(content=views.GroupList(items=self._overview.groups(_tenant(call))))
+        return Answer(content=views.GroupList(items=self._overview.groups(self._tenant(call))))
 
     async def group(self, call: InstancesCall) -> Answer[views.ShownGroup]:
         """Get a group."""
-        return Answer(content=self._overview.group(_tenant(call), call.path["name"]))
+        return Answer(content=self._overview.group(self._tenant(call), call.path["name"]))
 
     async def instances(self, call: InstancesCall) -> Answer[CursorPage[views.ShownInstance]]:
         """List instances, oldest first."""
         state = call.query.get("state")
         if state is not None and state not in tuple(rules.State):
             raise InvalidArgument(f"is not one of {', '.join(rules.State)}", field="state")
-        found = self._overview.instances(_tenant(call), group=call.query.get("group"), state=state)
+        found = self._overview.instances(self._tenant(call), group=call.query.get("group"), state=state)
         return Answer(content=cursor_page(call, found, self._overview.instance))
 
     async def instance(self, call: InstancesCall) -> Answer[views.InstanceDetail]:
         """Get an instance, with its agent's last report."""
-        return Answer(content=self._overview.detail(_tenant(call), call.path["instance_id"]))
+        return Answer(content=self._overview.detail(self._tenant(call), call.path["instance_id"]))
 
     async def explain(self, call: InstancesCall) -> Answer[views.Explained]:
         """Explain why a group or instance is not in its desired state."""
         about = call.query.get("about", "")
         if not 0 < len(about) <= ABOUT_LIMIT:
             raise InvalidArgument("is required; name a group or an instance", field="about")
-        return Answer(content=await self._overview.explain(_tenant(call), about))
+        return Answer(content=await self._overview.explain(self._tenant(call), about))
 
     async def errors(self, call: InstancesCall) -> Answer[views.ErrorList]:
         """List recent errors, newest first."""
         limit = whole_number(call, "limit", default=ERRORS, low=1, high=ERRORS_LIMIT)
-        found = self._errors.recent(_tenant(call), limit)
+        found = self._errors.recent(self._tenant(call), limit)
         return Answer(content=views.ErrorList(items=[views.error(trouble) for trouble in found]))
 
     async def events(self, call: InstancesCall) -> Stream:
@@ -123,9 +124,13 @@ class ViewRoutes:
 
         mark = call.headers.get("last-event-id") or ""
         return Stream(
-            chunks=self._feed.follow(_tenant(call), mark=mark, check=check), content_type=EVENT_STREAM
+            chunks=self._feed.follow(acting_for(call.caller, call.headers), mark=mark, check=check),
+            content_type=EVENT_STREAM,
         )
 
-
-def _tenant(call: InstancesCall) -> str:
-    return seeing(call.caller, call.headers)
+    def _tenant(self, call: InstancesCall) -> str | None:
+        """The tenant that is looked at; None for all of them, by those who may see everybody's."""
+        tenant = seeing(call.caller, call.headers)
+        if tenant is None:
+            self._gate.check(call.caller, VIEW, EVERYWHERE)
+        return tenant
