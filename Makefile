@@ -78,7 +78,7 @@ quick: .make/env lint
 
 # Some hours; the short forms are in `make test`.
 faults: .make/env .make/system-test .make/system-faults
-	CLUSTER_SEEDS=20000 AGENT_SEEDS=5000 CLUSTER_SHOWN=1 CLUSTER_KILLS=300 CLUSTER_FAILURES=48 CLUSTER_FAILURES_WITHOUT_BUS=20 CLUSTER_UPGRADES=30 AUTHORITY_SUCCESSIONS=5 CLUSTER_DAEMONS=3000 CLUSTER_RUNS=4 STANDBY_MISSING_SECONDS=60 CONTESTED_KEYS=1000 CONTESTED_TOKENS=1000 STORE_CRASH_ROUNDS=300 TAKEOVER_ROUNDS=30 $(BIN)/python -m pytest -q tests/faults \
+	CLUSTER_SEEDS=20000 AGENT_SEEDS=5000 CLUSTER_SHOWN=1 CLUSTER_KILLS=300 CLUSTER_FAILURES=48 CLUSTER_FAILURES_WITHOUT_BUS=20 CLUSTER_UPGRADES=30 AUTHORITY_SUCCESSIONS=5 CLUSTER_DAEMONS=3000 CLUSTER_RUNS=4 STANDBY_MISSING_SECONDS=60 CONTESTED_KEYS=1000 CONTESTED_TOKENS=1000 STORE_CRASH_ROUNDS=300 TAKEOVER_ROUNDS=30 FUZZ_EXAMPLES=100 $(BIN)/python -m pytest -q tests/faults \
 		tests/kernel/store/test_cluster_simulation.py tests/kernel/commands/test_agents_simulation.py tests/kernel/store/test_servers_takeover.py tests/web/test_idempotency_servers.py tests/kernel/identity/test_enrolment_servers.py
 	HYPOTHESIS_EXPLORE=1 $(BIN)/python -m pytest -q -m hypothesis
 	PEBBLE=$(CURDIR)/.make/authority/pebble $(BIN)/python -m pytest -q tests/domains/proxies/acme
