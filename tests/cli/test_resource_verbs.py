@@ -130,6 +130,14 @@ def test_changes_are_followed_one_a_line(seat: Seat) -> None:
     assert seat("watch", "gpus", "--for", "100ms").code == 0
 
 
+def test_events_tell_what_became_of_which_object(seat: Seat) -> None:
+    lines = "".join(seat.first_lines(2 * len(GPUS), "events", "-f"))
+    assert re.search(
+        r"^\S+Z gpu\.unhealthy gpus/gpu-b +before=unknown reason=Ready Tested$", lines, re.MULTILINE
+    )
+    assert re.search(r"gpu\.unhealthy +gpus/gpu-b", seat("events").out)
+
+
 def set_ready(seat: Seat, name: str, status: str) -> None:
     with grpc.insecure_channel(seat.server.socket) as channel:
         condition = gpu_pb2.Condition(type="Ready", status=status, reason="Tested")
