@@ -4,7 +4,8 @@
  *   init           one number, the answer of nvmlInitWithFlags (absent: 0)
  *   gpus           one line a GPU: UUID|product|memory bytes|event mask|pending retirement|error
  *                  UUID "-" cannot be read; error, if not 0, answers memory questions
- *   events         one line an event: index type data; appended by a test, consumed in order
+ *   events         one line an event: index type data [instance]; appended by a test, consumed in order
+ *   mig            one line a MIG device: index of its GPU|instance|UUID|product|memory bytes (absent: none)
  *   calls          appended by us: the name of each init, shutdown, create and free
  */
 #include <stdio.h>
@@ -12,7 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, TIMEOUT = 10, GPU_IS_LOST = 15, UNKNOWN = 999 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10, GPU_IS_LOST = 15, UNKNOWN = 999 };
 enum { LINE = 512, MOST_GPUS = 64 };
 
 struct device { int index; };
@@ -21,7 +22,7 @@ struct event { struct device *device; unsigned long long type, data; unsigned in
 struct memory { unsigned long long total, free, used; };
 struct gpu { char uuid[96], product[96]; unsigned long long memory, mask; int pending, error; };
 
-static struct device devices[MOST_GPUS];
+static struct device devices[2 * MOST_GPUS]; /* the second half: MIG devices, by the line they stand in */
 
 static FILE *control(const char *name, const char *mode) {
     char path[4096];
@@ -38,8 +39,29 @@ static void record(const char *call) {
     fclose(file);
 }
 
+static int read_mig(int index, int *whole, unsigned int *instance, struct gpu *gpu) {
+    char line[LINE];
+    FILE *file = control("mig", "r");
+    if (!file) return 0;
+    int at = 0, found = 0;
+    while (!found && fgets(line, sizeof line, file)) {
+        if (at++ != index) continue;
+        found = sscanf(line, "%d|%u|%95[^|]|%95[^|]|%llu", whole, instance, gpu->uuid, gpu->product,
+                       &gpu->memory) == 5;
+        break;
+    }
+    fclose(file);
+    return found;
+}
+
 static int read_gpu(int index, struct gpu *gpu) {
     char line[LINE];
+    if (index >= MOST_GPUS) {
+        int whole;
+        unsigned int instance;
+        memset(gpu, 0, sizeof *gpu);
+        return read_mig(index - MOST_GPUS, &whole, &instance, gpu);
+    }
     FILE *file = control("gpus", "r");
     if (!file) return 0;
     int at = 0, found = 0;
@@ -62,7 +84,7 @@ int nvmlInitWithFlags(unsigned int flags) {
         fclose(file);
     }
     record("init");
-    for (int i = 0; i < MOST_GPUS; i++) devices[i].index = i;
+    for (int i = 0; i < 2 * MOST_GPUS; i++) devices[i].index = i;
     return answer;
 }
 
@@ -92,6 +114,31 @@ int nvmlDeviceGetCount_v2(unsigned int *count) {
 int nvmlDeviceGetHandleByIndex_v2(unsigned int index, struct device **device) {
     if (index >= MOST_GPUS) return INVALID_ARGUMENT;
     *device = &devices[index];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(struct device *device, unsigned int *count) {
+    (void)device;
+    *count = 7;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(struct device *device, unsigned int index, struct device **mig) {
+    struct gpu gpu;
+    int whole;
+    unsigned int instance, seen = 0;
+    for (int at = 0; read_mig(at, &whole, &instance, &gpu); at++) {
+        if (whole != device->index || seen++ != index) continue;
+        *mig = &devices[MOST_GPUS + at];
+        return SUCCESS;
+    }
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetGpuInstanceId(struct device *device, unsigned int *instance) {
+    struct gpu gpu;
+    int whole;
+    if (!read_mig(device->index - MOST_GPUS, &whole, instance, &gpu)) return NOT_FOUND;
     return SUCCESS;
 }
 
@@ -158,7 +205,8 @@ static int next_event(struct event_set *set, struct event *event) {
     fseek(file, set->consumed, SEEK_SET);
     while (answer == TIMEOUT && fgets(line, sizeof line, file) && strchr(line, '\n')) {
         set->consumed = ftell(file);
-        if (sscanf(line, "%d %llu %llu", &index, &event->type, &event->data) != 3) continue;
+        event->gpu = 0xFFFFFFFF; /* of the GPU as a whole */
+        if (sscanf(line, "%d %llu %llu %u", &index, &event->type, &event->data, &event->gpu) < 3) continue;
         if (index < 0) answer = GPU_IS_LOST;
         else if (set->masks[index] & event->type) {
             event->device = &devices[index];

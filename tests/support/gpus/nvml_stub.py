@@ -81,9 +81,16 @@ class FakeDriver:
         self.lines.pop()
         self._write()
 
-    def event(self, index: int, kind: EventKind, data: int = 0) -> None:
+    def event(self, index: int, kind: EventKind, data: int = 0, *, instance: int = 0xFFFFFFFF) -> None:
         with (self.folder / "events").open("a") as events:
-            events.write(f"{index} {int(kind)} {data}\n")
+            events.write(f"{index} {int(kind)} {data} {instance}\n")
+
+    def divide(self, *parts: tuple[int, int, str]) -> None:
+        """MIG devices: index of the GPU, GPU instance, UUID."""
+        lines = [
+            f"{index}|{instance}|{name}|{A100} MIG 3g.20gb|{20 * GIB}\n" for index, instance, name in parts
+        ]
+        (self.folder / "mig").write_text("".join(lines))
 
     def fail_init(self, code: int) -> None:
         (self.folder / "init").write_text(str(code))

@@ -26,6 +26,8 @@ REGISTRANT_LABEL = "registered-by"
 class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
     uuid: str | None = None
     """None when the provider gave no spec at all."""
+    parent: str = ""
+    """The name of the GPU that this one is a MIG device of."""
 
 
 class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):

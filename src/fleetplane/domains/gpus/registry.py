@@ -147,7 +147,14 @@ class Gpus:
     # Writing.
 
     async def register(
-        self, name: str, *, uuid: str | None, report: Report | None, provider: str, actor: str
+        self,
+        name: str,
+        *,
+        uuid: str | None,
+        report: Report | None,
+        provider: str,
+        actor: str,
+        parent: str = "",
     ) -> Registered:
         """Add the GPU, or leave the present one exactly as it is."""
         returning, resting = await self._returning(provider), self._resting(provider)
@@ -165,7 +172,7 @@ class Gpus:
                 GPU,
                 SCOPE,
                 name,
-                spec=GpuSpec(uuid=uuid),
+                spec=GpuSpec(uuid=uuid, parent=parent),
                 status=state.status,
                 conditions=state.conditions,
                 labels={PROVIDER_LABEL: provider, REGISTRANT_LABEL: provider} if provider else {},
@@ -219,7 +226,7 @@ class Gpus:
                 GPU,
                 SCOPE,
                 name,
-                spec=GpuSpec(uuid=new.uuid),
+                spec=GpuSpec(uuid=new.uuid, parent=present.spec.parent),
                 status=present.status,
                 conditions=present.conditions,
                 labels=present.labels,

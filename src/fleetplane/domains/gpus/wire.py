@@ -137,6 +137,12 @@ def uuid(spec: gpu_pb2.GpuSpec) -> str:
     return _bounded(spec.uuid, "spec.uuid", MAX_UUID_BYTES)
 
 
+def parent(spec: gpu_pb2.GpuSpec) -> str:
+    if "\0" in spec.parent:
+        raise InvalidArgument("parent must not contain a NUL character", field="spec.parent")
+    return _bounded(spec.parent, "spec.parent", MAX_NAME_BYTES)
+
+
 def resource_version(text: str) -> int | None:
     """The version to resume after, or None for a fresh start."""
     return None if text in ("", "0") else written_version(text, "opts.resource_version")
@@ -271,6 +277,7 @@ def encode_gpu(gpu: Gpu, dialect: Dialect) -> bytes:
                 metadata=gpu_pb2.ObjectMeta(name=gpu.name, resource_version=str(gpu.revision)),
                 resource_version=gpu.revision,
                 name=gpu.name,
+                spec=gpu_pb2.GpuSpec(parent=gpu.spec.parent) if gpu.spec.parent else None,
             )
         case Dialect.META:
             message = gpu_pb2.Gpu(metadata=gpu_pb2.ObjectMeta(name=gpu.name), resource_version=gpu.revision)

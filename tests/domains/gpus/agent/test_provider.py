@@ -14,7 +14,7 @@ from support.gpus.nvml_stub import A100, FakeDriver, NvmlRig, Rig, SimulatedRig,
 
 from fleetplane.domains.gpus.agent.device_api import DeviceLink
 from fleetplane.domains.gpus.agent.health import GpuUuid, Verdict
-from fleetplane.domains.gpus.agent.library import DriverUnavailable, Library
+from fleetplane.domains.gpus.agent.library import DriverUnavailable, EventKind, Library
 from fleetplane.domains.gpus.agent.provider import Provider, ProviderPolicy
 from fleetplane.gen.nvidia.device.v1alpha1 import gpu_pb2
 from fleetplane.kernel.backoff import Backoff
@@ -194,10 +194,10 @@ async def test_a_lease_is_held_from_the_first_report_on_however_many_are_to_come
     device_api.start()
     may_go_on, register = asyncio.Event(), DeviceLink.register
 
-    async def held_up(link: DeviceLink, name: str, *more: Any) -> bool:
+    async def held_up(link: DeviceLink, name: str, *more: Any, **fields: Any) -> bool:
         if name != rig.uuids[0]:
             await may_go_on.wait()
-        return await register(link, name, *more)
+        return await register(link, name, *more, **fields)
 
     monkeypatch.setattr(DeviceLink, "register", held_up)
     async with running(rig.library, device_api):
@@ -370,8 +370,8 @@ async def test_a_gpu_that_is_enumerated_again_while_it_is_registered_is_still_ou
     rig, created, go = SimulatedRig(), list[str](), asyncio.Event()
     register = DeviceLink.register
 
-    async def held(link: DeviceLink, name: str, gpu: GpuUuid, verdict: Verdict) -> bool:
-        answer = await register(link, name, gpu, verdict)
+    async def held(link: DeviceLink, name: str, gpu: GpuUuid, verdict: Verdict, **fields: Any) -> bool:
+        answer = await register(link, name, gpu, verdict, **fields)
         created.append(name)
         await go.wait()  # the server has it, the answer is on its way
         return answer
@@ -434,3 +434,32 @@ async def test_a_storm_of_events_ends_in_the_last_truth(rig: Rig, device_api: De
             return condition is not None and "349" in condition.message
 
         await until(last_is_told)
+
+
+async def test_mig_devices_are_gpus_of_their_own_that_name_their_parent(
+    fake_driver: FakeDriver, device_api: DeviceApiDouble
+) -> None:
+    rig = NvmlRig(fake_driver)
+    whole, other = rig.uuids
+    fake_driver.divide((0, 1, "MIG-1"), (0, 2, "MIG-2"))
+    device_api.start()
+    async with running(rig.library, device_api):
+        await until(lambda: len(device_api.gpus) == 4)
+        parents = {name: gpu.spec.parent for name, gpu in device_api.gpus.items()}
+        assert parents == {whole: "", other: "", "MIG-1": whole, "MIG-2": whole}
+        condition = device_api.condition("MIG-1")
+        assert condition is not None
+        assert condition.message.endswith(f"MIG 3g.20gb (20.0 GB), part of {whole}")
+
+        fake_driver.event(0, EventKind.XID, 94, instance=2)
+        await until(shows(device_api, "MIG-2", "False", "XidError"))
+        assert shows(device_api, "MIG-1", "True", "Initialized")()
+        assert shows(device_api, whole, "True", "Initialized")()
+        fake_driver.event(0, EventKind.XID, 95)
+        await until(shows(device_api, "MIG-1", "False", "XidError"))
+        await until(shows(device_api, whole, "False", "XidError"))
+        assert shows(device_api, other, "True", "Initialized")()
+
+        fake_driver.divide((0, 1, "MIG-1"))
+        fake_driver.event(0, EventKind.MIG_CONFIG)
+        await until(lambda: "MIG-2" not in device_api.gpus)

@@ -76,11 +76,11 @@ class DeviceLink:
         action = answer.gpu.status.recommended_action
         return next((_verdict(entry, action) for entry in held), None)
 
-    async def register(self, name: str, uuid: GpuUuid, verdict: Verdict) -> bool:
+    async def register(self, name: str, uuid: GpuUuid, verdict: Verdict, *, parent: str = "") -> bool:
         """Register with that first verdict; False when the GPU was there, and is as it was."""
         request = provider_pb2.RegisterGpuRequest(
             name=name,
-            spec=gpu_pb2.GpuSpec(uuid=uuid),
+            spec=gpu_pb2.GpuSpec(uuid=uuid, parent=parent),
             provider_id=self._provider_id,
             initial_status=gpu_pb2.GpuStatus(
                 conditions=[_condition(verdict)], recommended_action=verdict.action

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from fleetplane.domains.gpus.agent.health import GpuSighting, GpuUuid
@@ -27,6 +27,7 @@ from fleetplane.domains.gpus.agent.library import (
     GpuLost,
     Library,
     NotSupported,
+    Part,
 )
 from fleetplane.kernel.errors import FleetplaneError
 
@@ -66,7 +67,7 @@ class Enumeration:
     devices: Mapping[GpuUuid, Device]
     sightings: Mapping[GpuUuid, GpuSighting]
     skipped: int
-    """Devices without a readable UUID: they cannot be named, so they cannot be reported."""
+    """Devices without a readable UUID or parent: they cannot be named, so they cannot be reported."""
 
 
 async def in_thread(call: Callable[[], T], *, limit_seconds: float = CALL_LIMIT_SECONDS) -> T:
@@ -122,10 +123,29 @@ def enumerate_gpus(library: Library) -> Enumeration:
         except FleetplaneError:
             skipped += 1
             continue
+        try:
+            part = device.part_of()
+        except FleetplaneError:
+            skipped += 1  # a part of nobody knows what
+            continue
         devices[uuid] = device
-        sightings[uuid] = _look_at(uuid, device)
+        seen = _look_at(uuid, device)
+        sightings[uuid] = seen if part is None else _as_part(seen, part, sightings.get(part.parent))
     return Enumeration(
         driver_version=library.driver_version(), devices=devices, sightings=sightings, skipped=skipped
+    )
+
+
+def _as_part(seen: GpuSighting, part: Part, whole: GpuSighting | None) -> GpuSighting:
+    """A MIG device is as sound as the GPU that it is a part of, at best."""
+    seen = replace(seen, parent=part.parent, instance=part.instance)
+    if whole is None:
+        return seen
+    return replace(
+        seen,
+        answering=seen.answering and whole.answering,
+        lost=seen.lost or whole.lost,
+        retirement_pending=seen.retirement_pending or whole.retirement_pending,
     )
 
 

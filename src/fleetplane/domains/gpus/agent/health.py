@@ -47,6 +47,10 @@ class GpuSighting:
     lost: bool = False
     retirement_pending: bool = False
     """Memory pages wait for a reset to be taken out of use."""
+    parent: GpuUuid | None = None
+    """The GPU that this one is a MIG device of."""
+    instance: int | None = None
+    """Its GPU instance there, which events name."""
 
     @property
     def sound(self) -> bool:
@@ -89,7 +93,8 @@ def on_enumeration(sighting: GpuSighting, *, now_ns: int) -> Verdict:
     return Verdict(
         status=Status.TRUE,
         reason=Reason.INITIALIZED,
-        message=f"GPU enumerated via NVML: {sighting.product} ({format_size(sighting.memory_bytes)})",
+        message=f"GPU enumerated via NVML: {sighting.product} ({format_size(sighting.memory_bytes)})"
+        + (f", part of {sighting.parent}" if sighting.parent else ""),
         since_ns=now_ns,
     )
 

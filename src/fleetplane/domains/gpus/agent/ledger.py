@@ -45,6 +45,9 @@ class Ledger:
     def gpus(self) -> list[ManagedGpu]:
         return list(self._gpus.values())
 
+    def name_of(self, uuid: GpuUuid) -> str:
+        return uuid.lower() if self._lower_case_names else uuid
+
     @property
     def names(self) -> list[str]:
         return [gpu.name for gpu in self._gpus.values()]
@@ -66,7 +69,7 @@ class Ledger:
             earlier = former.pop(uuid, None)
             own = health.on_enumeration(sighting, now_ns=now_ns)
             self._gpus[uuid] = ManagedGpu(
-                name=uuid.lower() if self._lower_case_names else uuid,
+                name=self.name_of(uuid),
                 uuid=uuid,
                 sighting=sighting,
                 verdict=health.reconcile(own, sighting, earlier.verdict if earlier else None),
@@ -83,12 +86,22 @@ class Ledger:
             gpu.verdict = health.reconcile(gpu.verdict, gpu.sighting, earlier)
             gpu.reconciled = True
 
-    def on_xid(self, uuid: GpuUuid, xid: int, *, now_ns: int) -> list[ManagedGpu]:
-        """The GPUs whose verdict this changed: one or none."""
+    def on_xid(
+        self, uuid: GpuUuid, xid: int, *, now_ns: int, instance: int | None = None
+    ) -> list[ManagedGpu]:
+        """The GPUs whose verdict this changed: a GPU with all its MIG devices, or those of one instance."""
         gpu = self._gpus.get(uuid)
         if gpu is None:
             return []
-        return self._judge(gpu, health.on_xid(gpu.verdict, xid, ignored=self.ignored_xids, now_ns=now_ns))
+        parts = [part for part in self._gpus.values() if part.sighting.parent == uuid]
+        meant = [part for part in parts if instance is not None and part.sighting.instance == instance]
+        return [
+            changed
+            for one in meant or [gpu, *parts]
+            for changed in self._judge(
+                one, health.on_xid(one.verdict, xid, ignored=self.ignored_xids, now_ns=now_ns)
+            )
+        ]
 
     def on_lost(self, answering: Mapping[GpuUuid, bool], *, now_ns: int) -> list[ManagedGpu]:
         """The GPUs whose verdict this changed. Only ours can be among them."""

@@ -35,9 +35,12 @@ class EventKind(IntFlag):
     SINGLE_BIT_ECC = 0x1
     DOUBLE_BIT_ECC = 0x2
     XID = 0x8
+    MIG_CONFIG = 0x10
 
 
-WATCHED_EVENTS = EventKind.SINGLE_BIT_ECC | EventKind.DOUBLE_BIT_ECC | EventKind.XID
+WATCHED_EVENTS = EventKind.SINGLE_BIT_ECC | EventKind.DOUBLE_BIT_ECC | EventKind.XID | EventKind.MIG_CONFIG
+NO_INSTANCE = 0xFFFFFFFF
+"""In an event of a GPU as a whole."""
 
 
 class DriverUnavailable(Unavailable):
@@ -71,10 +74,24 @@ class Event:
     kind: EventKind
     data: int
     """The XID, for an event of kind XID."""
+    instance: int | None = None
+    """The GPU instance that it is about, where the GPU is divided by MIG."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Where a MIG device belongs."""
+
+    parent: GpuUuid
+    instance: int
 
 
 class Device(Protocol):
     def uuid(self) -> GpuUuid: ...
+
+    def part_of(self) -> Part | None:
+        """The GPU that a MIG device is a part of; None for a whole GPU."""
+        ...
 
     def product(self) -> str: ...
 
@@ -113,7 +130,7 @@ class Library(Protocol):
     def driver_version(self) -> str: ...
 
     def devices(self) -> Sequence[Device]:
-        """A handle for every GPU that gives one, in index order."""
+        """A handle for every GPU that gives one, in index order, and for its MIG devices after it."""
         ...
 
     def event_set(self) -> EventSet: ...
@@ -175,8 +192,21 @@ class NvmlLibrary:
                 handle = self.nvml.nvmlDeviceGetHandleByIndex(index)
             except self.nvml.NVMLError:
                 continue  # no handle, no name: there is nothing that could be reported of it
-            found.append(NvmlDevice(self, handle))
+            whole = NvmlDevice(self, handle)
+            found += [whole, *self._parts(whole)]
         return found
+
+    def _parts(self, whole: NvmlDevice) -> Iterator[NvmlDevice]:
+        try:
+            count = int(self.nvml.nvmlDeviceGetMaxMigDeviceCount(whole.handle))
+        except self.nvml.NVMLError:
+            return  # a GPU or a driver without MIG
+        for index in range(count):
+            try:
+                handle = self.nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole.handle, index)
+            except self.nvml.NVMLError:
+                continue  # there may be as many, and there are fewer
+            yield NvmlDevice(self, handle, whole)
 
     def event_set(self) -> EventSet:
         with self.translated("creating an event set"):
@@ -229,12 +259,20 @@ class NvmlLibrary:
 
 
 class NvmlDevice:
-    def __init__(self, library: NvmlLibrary, handle: Any) -> None:
+    def __init__(self, library: NvmlLibrary, handle: Any, whole: NvmlDevice | None = None) -> None:
         self._library = library
         self.handle = handle
+        self._whole = whole
 
     def uuid(self) -> GpuUuid:
         return self._library.uuid_of(self.handle)
+
+    def part_of(self) -> Part | None:
+        if self._whole is None:
+            return None
+        with self._library.translated("reading a GPU instance"):
+            instance = int(self._library.nvml.nvmlDeviceGetGpuInstanceId(self.handle))
+        return Part(parent=self._whole.uuid(), instance=instance)
 
     def product(self) -> str:
         with self._library.translated("reading a product name"):
@@ -249,6 +287,8 @@ class NvmlDevice:
             return bool(self._library.nvml.nvmlDeviceGetRetiredPagesPendingStatus(self.handle))
 
     def supported_events(self) -> EventKind:
+        if self._whole is not None:
+            return EventKind(0)  # the whole GPU has those of its parts
         with self._library.translated("reading supported events"):
             mask = int(self._library.nvml.nvmlDeviceGetSupportedEventTypes(self.handle))
         return EventKind(mask & WATCHED_EVENTS)
@@ -298,8 +338,12 @@ class NvmlEventSet:
             uuid = self._library.uuid_of(data.device)
         except FleetplaneError:
             uuid = None
+        instance = int(data.gpuInstanceId)
         return Event(
-            uuid=uuid, kind=EventKind(int(data.eventType) & WATCHED_EVENTS), data=int(data.eventData)
+            uuid=uuid,
+            kind=EventKind(int(data.eventType) & WATCHED_EVENTS),
+            data=int(data.eventData),
+            instance=None if instance == NO_INSTANCE else instance,
         )
 
     def close(self) -> None:

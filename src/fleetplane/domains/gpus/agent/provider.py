@@ -170,6 +170,9 @@ class Provider:
         match occurrence:
             case Event(kind=EventKind.XID):
                 self._on_xid(occurrence, now_ns)
+            case Event(kind=EventKind.MIG_CONFIG):
+                self._log.info("gpu_divided_anew", gpu=occurrence.uuid)
+                self.enumerate_again()
             case Event():
                 kind = occurrence.kind.name or "other"
                 self._log.info("gpu_event", gpu=occurrence.uuid, kind=kind, data=occurrence.data)
@@ -187,7 +190,9 @@ class Provider:
         self._log.warning(
             "gpu_xid", gpu=event.uuid, xid=event.data, text=xids.describe(event.data), severity=severity.value
         )
-        if event.uuid is not None and self.ledger.on_xid(event.uuid, event.data, now_ns=now_ns):
+        if event.uuid is not None and self.ledger.on_xid(
+            event.uuid, event.data, now_ns=now_ns, instance=event.instance
+        ):
             self._changed.set()
 
     async def _keep_connected(self) -> None:

@@ -135,7 +135,9 @@ class Session:
 
     async def _register(self, gpu: ManagedGpu, verdict: Verdict) -> bool:
         """Whether that created the GPU. Only the answer says that it is ours to remove."""
-        created = await self._link.register(gpu.name, gpu.uuid, verdict)
+        whole = gpu.sighting.parent
+        parent = "" if whole is None else self._ledger.name_of(whole)
+        created = await self._link.register(gpu.name, gpu.uuid, verdict, parent=parent)
         if created:
             self._ledger.told(gpu, verdict, created=True)
             self._log.info("gpu_registered", gpu=gpu.name)

@@ -24,6 +24,7 @@ from fleetplane.domains.gpus.agent.library import (
     EventKind,
     EventSet,
     GpuLost,
+    Part,
 )
 
 SIMULATED_GPUS_LIMIT = 1024
@@ -58,6 +59,9 @@ class SimulatedGpu:
 
     def uuid(self) -> GpuUuid:
         return self.identity
+
+    def part_of(self) -> Part | None:
+        return None
 
     def product(self) -> str:
         self._must_answer()

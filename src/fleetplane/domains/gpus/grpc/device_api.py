@@ -321,7 +321,12 @@ class ProviderService:
         uuid = wire.uuid(request.spec) if request.HasField("spec") else None
         self._providers.heard(provider)
         done = await self._gpus.register(
-            name, uuid=uuid, report=report, provider=provider, actor=context.principal.name
+            name,
+            uuid=uuid,
+            parent=wire.parent(request.spec),
+            report=report,
+            provider=provider,
+            actor=context.principal.name,
         )
         return provider_pb2.RegisterGpuResponse(created=done.created, resource_version=done.version)
 
