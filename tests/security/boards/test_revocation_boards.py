@@ -68,12 +68,12 @@ async def certified(server: BoardsRig, **said: Any) -> Ann:
         ),
         metadata=metadata,
     )
-    decided = await stub.ProcessCertificateRequest(
+    made = await stub.ProcessCertificateRequest(
         pi.ProcessCertificateRequestRequest(id=asked.id, approve=True), metadata=metadata
     )
-    kept = server.core.certificates.get(decided.certificate_id)
+    kept = server.core.certificates.get(made.id)
     assert kept is not None
-    return Ann(server, key, decided.certificate_id, kept.spec.pem.encode())
+    return Ann(server, key, made.id, kept.spec.pem.encode())
 
 
 def states(server: BoardsRig) -> dict[str, UptakeState]:

@@ -71,12 +71,10 @@ def asking(key: BoardKey | None = None, **said: Any) -> pi.CreateCertificateRequ
 
 async def issued(admin: Operator, key: BoardKey | None = None, **said: Any) -> pi.Certificate:
     request = await admin.CreateCertificateRequest(asking(key, **said))
-    decided = await admin.ProcessCertificateRequest(
+    made: pi.Certificate = await admin.ProcessCertificateRequest(
         pi.ProcessCertificateRequestRequest(id=request.id, approve=True)
     )
-    assert decided.status == pi.CSR_STATUS_APPROVED
-    found: pi.Certificate = await admin.GetCertificate(pi.GetCertificateRequest(id=decided.certificate_id))
-    return found
+    return made
 
 
 def pem_of(rig: BoardsRig, certificate: pi.Certificate) -> bytes:
@@ -110,13 +108,14 @@ async def test_a_request_is_decided_once_and_its_certificate_lets_its_owner_in(r
     )
     assert [one.id for one in listed.requests] == [request.id]
 
-    decided = await admin.ProcessCertificateRequest(
+    certificate = await admin.ProcessCertificateRequest(
         pi.ProcessCertificateRequestRequest(id=request.id, approve=True)
     )
 
-    assert decided.status == pi.CSR_STATUS_APPROVED
+    assert isinstance(certificate, pi.Certificate), "as the original answers"
+    (decided,) = (await admin.ListCertificateRequests(pi.ListCertificateRequestsRequest())).requests
+    assert (decided.status, decided.certificate_id) == (pi.CSR_STATUS_APPROVED, certificate.id)
     assert decided.HasField("processed_at")
-    certificate = await admin.GetCertificate(pi.GetCertificateRequest(id=decided.certificate_id))
     assert (certificate.common_name, certificate.type) == ("anna", pi.CERTIFICATE_TYPE_CLIENT)
     assert list(certificate.sans) == [ROLE]
     channel = await rig.channel(key, pem_of(rig, certificate) + rig.kernel.authority.certificate_pem)
@@ -139,8 +138,10 @@ async def test_a_rejected_request_issues_nothing_and_is_no_error(rig: BoardsRig)
         pi.ProcessCertificateRequestRequest(id=request.id, approve=False)
     )
 
-    assert decided.status == pi.CSR_STATUS_REJECTED
-    assert not decided.HasField("certificate_id")
+    assert decided == pi.Certificate()
+    (kept,) = (await admin.ListCertificateRequests(pi.ListCertificateRequestsRequest())).requests
+    assert kept.status == pi.CSR_STATUS_REJECTED
+    assert not kept.HasField("certificate_id")
     assert (await admin.ListCertificates(pi.ListCertificatesRequest())).total_count == 0
 
 

@@ -105,6 +105,17 @@ async def test_the_server_tells_of_itself_in_the_documented_words(web: BoardsWeb
         "timestamp",
         "uptime",
     }
+    assert list(info["memory"]) == [
+        "alloc",
+        "total_alloc",
+        "sys",
+        "heap_alloc",
+        "heap_sys",
+        "heap_inuse",
+        "heap_idle",
+        "heap_objects",
+    ]
+    assert all(value > 0 for value in info["memory"].values())
     metrics = await web.get("/system/metrics", role="viewer")
     assert metrics["memory_alloc"] > 1024**2
     assert isinstance(metrics["timestamp"], int)
@@ -223,6 +234,7 @@ async def test_a_cluster_lives_with_its_boards_and_not_without_leave(web: Boards
     assert await web.refused("DELETE", "/clusters/1/nodes/1") == 404
     await web.delete("/clusters/1")
     assert await web.refused("GET", "/clusters/1") == 404
+    await web.delete("/clusters/1")  # as the original answers: it is not there any more
 
 
 async def test_a_cluster_is_changed_in_part(web: BoardsWeb) -> None:

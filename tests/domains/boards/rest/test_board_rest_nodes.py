@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,8 @@ async def test_the_authority_speaks_json(web: BoardsWeb) -> None:
     stats = await web.get("/ca/stats")
     assert (stats["total_certificates"], stats["active_certificates"]) == (1, 1)
     (found,) = (await web.get("/ca/certificates?node_id=1&status=active&type=client"))["certificates"]
+    assert (found["key_usage"], found["ext_key_usage"]) == ("digital_signature", "client_auth,server_auth")
+    assert json.loads(found["sans"])["dns"] == ["board-1.boards.fleetplane.internal"]
     assert (await web.get(f"/ca/certificates/serial/{found['serial_number']}"))["id"] == found["id"]
     checked = await web.post(
         "/ca/certificates/validate", {"certificate_pem": found["certificate_pem"]}, status=200, role="viewer"
@@ -266,9 +269,21 @@ async def test_the_authority_speaks_json(web: BoardsWeb) -> None:
 
     revoked = await web.post(f"/ca/certificates/{found['id']}/revoke", {"reason": "lost"}, status=200)
     assert revoked["certificate"]["status"] == "revoked"
-    body = {"csr_pem": BoardKey().csr, "common_name": "tool", "type": "client", "validity_period": "720h"}
+    body = {
+        "csr_pem": BoardKey().csr,
+        "common_name": "tool",
+        "type": "client",
+        "validity_period": "12h",
+        "sans": ["fleetplane://role/boards.viewer"],
+        "ext_key_usage": ["client_auth", "server_auth"],
+    }
     asked = await web.post("/ca/requests", body, role="operator")
-    assert asked["status"] == "pending"
+    assert (asked["status"], asked["key_usage"], asked["ext_key_usage"]) == (
+        "pending",
+        "",
+        "[client_auth,server_auth]",
+    )
+    assert json.loads(asked["sans"]) == body["sans"]
     assert (
         await web.refused("POST", f"/ca/requests/{asked['id']}/process", {"approve": True}, role="operator")
         == 403
@@ -280,6 +295,21 @@ async def test_the_authority_speaks_json(web: BoardsWeb) -> None:
     assert renewed["id"] != issued["certificate"]["id"]
     assert await web.refused("POST", "/ca/certificates", {"common_name": "x", "type": "client"}) == 409
     assert (await web.post("/ca/initialize", status=200))["success"] is True
-    assert (await web.post("/ca/cleanup", status=200))["cleaned_count"] == 0
+    cleaned = await web.post("/ca/cleanup", status=200)
+    assert (cleaned["success"], cleaned["cleaned_count"]) == (True, 0)
     assert await web.refused("GET", "/ca/certificates/99") == 404
     assert await web.refused("GET", "/ca/certificates/serial/xyz") == 400
+
+
+async def test_an_address_that_an_operator_puts_is_where_the_board_is_called(
+    web: BoardsWeb, node: NodeRig
+) -> None:
+    shown = (await web.get("/nodes/1"))["data"]
+    await web.put("/nodes/1", {"ip_address": shown["ip_address"], "name": shown["name"]})
+    assert status_of(web.rig.board(1)).address == "127.0.0.1", "written back unchanged"
+
+    await web.put("/nodes/1", {"ip_address": "127.0.0.2"})
+
+    assert (await web.get("/nodes/1"))["data"]["agent"]["address"] == "127.0.0.2"
+    made = await web.put("/nodes/1", {"ip_address": "127.0.0.1"})
+    assert made["data"]["agent"]["address"] == "127.0.0.1"

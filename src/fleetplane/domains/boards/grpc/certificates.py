@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidSignature
 from fleetplane.domains.boards.access import ADMIN
 from fleetplane.domains.boards.ca import rules as ca_rules
 from fleetplane.domains.boards.ca.issued import Certificates
-from fleetplane.domains.boards.ca.kinds import CertificateState, request_status
+from fleetplane.domains.boards.ca.kinds import CertificateState, RequestState, request_status
 from fleetplane.domains.boards.ca.requests import RETENTION_SECONDS, CertificateRequests
 from fleetplane.domains.boards.joining import credentials
 from fleetplane.domains.boards.kinds import CERTIFICATE, Certificate, number_of
@@ -185,11 +185,16 @@ class CertificateMethods:
 
     async def ProcessCertificateRequest(
         self, request: pi.ProcessCertificateRequestRequest, context: CallContext
-    ) -> pi.CertificateRequest:
+    ) -> pi.Certificate:
+        """The certificate that was issued; an empty one where the request was rejected, as was ordered."""
         decided = await self._requests.process(
             _id(request.id), approve=request.approve, actor=context.principal.name
         )
-        return ca_wire.request(decided)
+        status = request_status(decided)
+        if status.state is RequestState.FAILED:
+            raise FailedPrecondition(f"request {decided.name} failed: {status.failure_reason}")
+        issued = self._certificates.get(status.certificate) if status.certificate is not None else None
+        return self._shown(issued) if issued is not None else pi.Certificate()
 
     async def ListCertificateRequests(
         self, request: pi.ListCertificateRequestsRequest, _context: CallContext

@@ -130,6 +130,8 @@ class Boards:
                 status = msgspec.structs.replace(status, declared=declared)
             spec = board.spec
             if facts.ip_address:
+                if facts.ip_address != spec.ip_address and status.port:
+                    status = msgspec.structs.replace(status, address=facts.ip_address)
                 spec = msgspec.structs.replace(spec, confirmed_address=facts.ip_address)
             return rewrite(draft, board, spec=spec, facts=facts, status=status)
 

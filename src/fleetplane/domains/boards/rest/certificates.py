@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ipaddress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -200,7 +201,7 @@ class CertificateRoutes:
         """Delete records of certificates that expired long ago."""
         request = pi.CleanupExpiredCertificatesRequest()
         told = await self._methods.CleanupExpiredCertificates(request, _acting(call))
-        return Answer(content=spelled_as(told, CleanedCertificates))
+        return Answer(content=spelled_as(told, CleanedCertificates, success=True))
 
     # Certificates.
 
@@ -315,7 +316,14 @@ class CertificateRoutes:
 
     def _shown(self, found: Certificate) -> ShownCertificate:
         told = ca_wire.certificate(found, now_ns=self._clock.now_ns())
-        return spelled_as(told, ShownCertificate, certificate_pem=found.spec.pem)
+        return spelled_as(
+            told,
+            ShownCertificate,
+            certificate_pem=found.spec.pem,
+            sans=_by_kind(told.sans),
+            key_usage=",".join(told.key_usage),
+            ext_key_usage=",".join(told.ext_key_usage),
+        )
 
 
 def _acting(call: BoardCall) -> CallContext:
@@ -323,4 +331,38 @@ def _acting(call: BoardCall) -> CallContext:
 
 
 def _request(found: CertificateRequest) -> ShownRequest:
-    return spelled_as(ca_wire.request(found), ShownRequest)
+    told = ca_wire.request(found)
+    return spelled_as(
+        told,
+        ShownRequest,
+        sans=_json(list(told.sans)) if told.sans else "",
+        key_usage=_bracketed(told.key_usage),
+        ext_key_usage=_bracketed(told.ext_key_usage),
+    )
+
+
+def _by_kind(names: Iterable[str]) -> str:
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(_kind_of(name), []).append(name)
+    return _json(dict(sorted(kinds.items()))) if kinds else ""
+
+
+def _kind_of(name: str) -> str:
+    if "://" in name:
+        return "uri"
+    if "@" in name:
+        return "email"
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return "dns"
+    return "ip"
+
+
+def _bracketed(words: Sequence[str]) -> str:
+    return f"[{','.join(words)}]" if words else ""
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

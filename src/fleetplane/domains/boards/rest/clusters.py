@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -111,8 +112,9 @@ class ClusterRoutes:
         return Answer(content=self._shown(changed))
 
     async def delete(self, call: BoardCall) -> Answer[None]:
-        """Delete a cluster that has no boards."""
-        await self._clusters.delete(number_in(call), actor=actor(call))
+        """Delete a cluster that has no boards; one that does not exist is deleted already."""
+        with suppress(NotFound):
+            await self._clusters.delete(number_in(call), actor=actor(call))
         return Answer(content=None)
 
     async def status(self, call: BoardCall) -> Answer[ClusterState]:

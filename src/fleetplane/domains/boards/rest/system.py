@@ -12,8 +12,10 @@ import msgspec
 import psutil
 
 from fleetplane.domains.boards.access import READ
+from fleetplane.domains.boards.grpc.system import memory_info
 from fleetplane.domains.boards.inventory.service_reports import ServiceReports
 from fleetplane.domains.boards.rest.common import BoardCall
+from fleetplane.domains.boards.rest.shapes.base import spelled_as
 from fleetplane.domains.boards.rest.shapes.people import (
     ServedBy,
     ServerCollections,
@@ -72,7 +74,6 @@ class SystemRoutes:
 
         The names are another runtime's; ours answers with what comes nearest.
         """
-        memory = psutil.Process().memory_info()
         return Answer(
             content=ServerInfo(
                 go_version=f"python {platform.python_version()}",
@@ -80,7 +81,7 @@ class SystemRoutes:
                 go_arch=platform.machine(),
                 cpu_count=os.cpu_count() or 0,
                 goroutines=len(asyncio.all_tasks()),
-                memory=ServerMemory(alloc=memory.rss, sys=memory.vms, heap_objects=sum(gc.get_count())),
+                memory=spelled_as(memory_info(), ServerMemory),
                 gc=ServerCollections(num_gc=_collections(), pause_total=0, last_gc=None),
                 timestamp=spelled(self._clock.now_ns()),
                 uptime=self._uptime(),

@@ -49,6 +49,7 @@ class CertificateCounts(Shape, frozen=True, kw_only=True):
 
 
 class CleanedCertificates(Shape, frozen=True, kw_only=True):
+    success: bool
     cleaned_count: int
     message: str
 
@@ -63,9 +64,11 @@ class CertificateFields(Shape, frozen=True, kw_only=True):
     issuer: str
     not_before: str | None
     not_after: str | None
-    sans: Sequence[str]
-    key_usage: Sequence[str]
-    ext_key_usage: Sequence[str]
+    sans: str
+    """As clients know it: names by kind as JSON in a string, empty if there are none."""
+    key_usage: str
+    """Separated by commas."""
+    ext_key_usage: str
     backend: str
     node_id: int | None
     cluster_id: int | None
@@ -112,10 +115,12 @@ class ShownRequest(Shape, frozen=True, kw_only=True):
     common_name: str
     type: str
     status: str
-    sans: Sequence[str]
+    sans: str
+    """As clients know it: an array as JSON in a string, empty if there are none."""
     validity_period: str
-    key_usage: Sequence[str]
-    ext_key_usage: Sequence[str]
+    key_usage: str
+    """In brackets, separated by commas; empty if none was asked for."""
+    ext_key_usage: str
     node_id: int | None
     cluster_id: int | None
     processed_at: str | None

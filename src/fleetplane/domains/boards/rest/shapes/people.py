@@ -85,7 +85,12 @@ class ServerReadiness(Shape, frozen=True, kw_only=True):
 
 class ServerMemory(Shape, frozen=True, kw_only=True):
     alloc: int
+    total_alloc: int
     sys: int
+    heap_alloc: int
+    heap_sys: int
+    heap_inuse: int
+    heap_idle: int
     heap_objects: int
 
 
