@@ -346,7 +346,7 @@ class InstanceDomain:
                 listener=AGENT,
                 descriptor=_AGENTS,
                 servicer=self._agents,
-                raw_requests=("SubmitHealthReport",),
+                raw_requests=("SubmitHealthReport", "ReportHealth"),
             ),
             Service(listener=AGENT, descriptor=_RENEWAL, servicer=renewal),
             Service(listener=ADMIN, descriptor=_ADMIN, servicer=admin),

@@ -155,6 +155,17 @@ def health(report: pb.HealthReport) -> AgentHealth:
     )
 
 
+def measured(report: pb.HealthReport, *, moment: int) -> pb.MetricsBatch:
+    """What a report says of traffic, as the measurements of an agent that sends none."""
+    return pb.MetricsBatch(
+        timestamp=moment,
+        metrics=[
+            pb.Metric(name="nginx_connections_active", value=report.nginx.active_connections),
+            pb.Metric(name="nginx_http_requests_total", value=report.nginx.total_requests),
+        ],
+    )
+
+
 def observed(report: pb.HealthReport) -> Observed | None:
     """What a report says of an NGINX that the agent found; None where it says nothing."""
     said = report.observation
@@ -226,6 +237,14 @@ def _set_aside(given: Mapping[str, str]) -> dict[str, str]:
 
 
 COMMAND_RESULT = "command.result"
+_RESULTS = ("result", "response", "completed", "succeeded", "failed")
+_SUCCEEDED = frozenset({"true", "1", "ok", "success", "succeeded", "completed", "done"})
+
+
+def is_answer(event: pb.Event) -> bool:
+    """Whether an event answers a command; `command_result` and `command.failed` do so, too."""
+    area, _, word = event.event_type.replace("_", ".").partition(".")
+    return area == "command" and word in _RESULTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,14 +258,20 @@ class Answer:
 
 
 def answer(event: pb.Event) -> Answer:
+    """`success` may also be called `status`, or follow from the type; the id may be that of the event."""
     data = event.data
-    if not data.get("command_id"):
+    command = data.get("command_id", "") or event.event_id
+    if not command:
         raise InvalidArgument(f"{COMMAND_RESULT} needs command_id", field="data.command_id")
+    message = data.get("message", "") or data.get("error_message", "") or data.get("error", "")
+    said = data.get("success", "") or data.get("status", "")
+    if not said and event.event_type.endswith(("completed", "succeeded")):
+        said = "true"
     return Answer(
-        command=data["command_id"],
-        success=data.get("success", "").lower() in ("true", "1"),
-        message=data.get("message", ""),
-        output=data.get("output", ""),
+        command=command,
+        success=said.lower() in _SUCCEEDED,
+        message=message,
+        output=data.get("output", "") or data.get("result", ""),
     )
 
 

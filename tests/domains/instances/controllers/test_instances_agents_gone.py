@@ -58,7 +58,9 @@ async def refused(line: H2Channel, method: str) -> GrpcFailed:
     return caught.value
 
 
-@pytest.mark.parametrize("method", ["ReceiveFiles", "ReceiveKeyRequests", "SubmitHealthReport"])
+@pytest.mark.parametrize(
+    "method", ["ReceiveFiles", "ReceiveKeyRequests", "SubmitHealthReport", "KeyGenRequests", "ReportHealth"]
+)
 async def test_the_agent_of_a_deleted_instance_is_turned_away(tmp_path: Path, method: str) -> None:
     async with lab(tmp_path, document(shard=QUIET)) as place:
         agent = await registered(place)

@@ -205,3 +205,21 @@ async def test_alerts_open_change_and_end_with_the_reports(rig: Rig, agent: Fake
     await agent.health(system=system(76.0))
     await agent.health(system=system(74.0))
     await until(lambda: rig.alerts(agent.agent_id) == {})
+
+
+@pytest.mark.parametrize(
+    ("event_type", "data", "success"),
+    [
+        ("command_result", {"status": "success", "message": "done"}, True),
+        ("command.completed", {"message": "done"}, True),
+        ("command.failed", {"error": "done"}, False),
+        ("command.response", {"success": "false", "error_message": "done"}, False),
+    ],
+)
+async def test_a_plain_answer_counts_by_the_id_of_its_command(
+    rig: Rig, agent: FakeAgent, event_type: str, data: dict[str, str], success: bool
+) -> None:
+    asked = ordered(rig, agent, AgentOrder(verb=Verb.RELOAD))
+    command = await agent.next("command")
+    await agent.send(event=pb.Event(event_id=command.command_id, event_type=event_type, data=data))
+    assert await asked == Result(success=success, message="done")

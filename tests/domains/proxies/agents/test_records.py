@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import math
 from collections.abc import AsyncIterator
@@ -239,6 +240,30 @@ async def test_what_agents_send_over_grpc_is_kept_before_rest_is_asked(tmp_path:
             assert (found.requests_total, found.requests_per_second, found.active_connections) == (30, 2.0, 3)
             page = await records.access_log(rig.scope, LogQuery(limit=10, **window))
             assert [one.agent_id for one in page.entries] == [fake.agent_id]
+
+
+async def test_the_reports_of_an_agent_without_measurements_stand_for_them(tmp_path: Path) -> None:
+    async with Telemetry.open(tmp_path / "t.db", clock := SystemClock()) as telemetry:
+        records = AgentRecords(telemetry)
+        async with agents_rig(tmp_path, intake=records) as rig:
+            fake = await rig.agent("web-01")
+            await fake.open()
+            for value in (10, 40):
+                nginx = pb.NginxStatus(is_running=True, active_connections=3, total_requests=value)
+                await fake.send(health=pb.HealthReport(nginx=nginx))
+            window: dict[str, Any] = {"from_ns": clock.now_ns() - HOUR, "to_ns": clock.now_ns() + HOUR}
+
+            async def told() -> bool:
+                await telemetry.flush()
+                return (await records.traffic(rig.scope, {fake.agent_id}, **window)).requests_total == 30
+
+            async with asyncio.timeout(30):
+                while not await told():
+                    await asyncio.sleep(0.01)
+            window["to_ns"] = clock.now_ns()
+            found = await records.traffic(rig.scope, {fake.agent_id}, **window)
+            assert (found.requests_total, found.active_connections) == (30, 3)
+            assert found.requests_per_second > 0
 
 
 async def test_rest_answers_from_what_was_reported(tmp_path: Path) -> None:

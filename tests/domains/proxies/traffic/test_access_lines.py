@@ -109,3 +109,42 @@ def test_fields_that_nobody_knows_are_left_out_and_lines_without_an_id_get_one()
     assert first.identity != second.identity
     again = lines_of(reporting_agent("org/o/ws/w", "a1"), batch, NOW)
     assert [one.identity for one in again] == [first.identity, second.identity]
+
+
+COMBINED = '192.0.2.7 - ann [18/Nov/2026:20:00:00 +0000] "GET /a?b HTTP/1.1" 404 153 "-" "curl/8.5"'
+
+
+@pytest.mark.parametrize(
+    ("level", "message", "fields"),
+    [
+        ("access", COMBINED, {}),
+        ("info", COMBINED, {"host": "a.test"}),
+        (
+            "info",
+            "",
+            {
+                "remote_addr": "192.0.2.7",
+                "request_method": "GET",
+                "request_uri": "/a?b",
+                "status": "404",
+                "body_bytes_sent": "153",
+                "request_time": "0.25",
+            },
+        ),
+    ],
+)
+def test_a_plain_entry_of_a_request_is_a_request(level: str, message: str, fields: dict[str, str]) -> None:
+    agent = reporting_agent("org/o/ws/w", "a1")
+    entry = pb.LogEntry(timestamp=1_799_999_999_123, level=level, message=message, fields=fields)
+    (line,) = lines_of(agent, pb.LogBatch(entries=[entry]), NOW)
+    assert line.stream == "access"
+    shown = access_entry(FoundLine(source=line.source, at_ns=line.at_ns, body=line.body))
+    assert (shown.remote_addr, shown.method, shown.uri, shown.status) == ("192.0.2.7", "GET", "/a?b", 404)
+    assert (shown.body_bytes_sent, shown.host) == (153, fields.get("host", ""))
+    assert shown.response_time_ms == (250 if "request_time" in fields else 0)
+
+
+def test_a_line_of_the_error_log_is_no_request() -> None:
+    entry = pb.LogEntry(level="error", message=f"2026/11/15 22:53:04 [error] 12#12: {COMBINED}")
+    (line,) = lines_of(reporting_agent("org/o/ws/w", "a1"), pb.LogBatch(entries=[entry]), NOW)
+    assert line.stream == "error"

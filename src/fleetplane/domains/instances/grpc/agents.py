@@ -188,6 +188,8 @@ class AgentService:
                     self._disconnected(instance)
         return Empty()
 
+    KeyGenRequests, ReportHealth = ReceiveKeyRequests, SubmitHealthReport
+
     # How they do it.
 
     @asynccontextmanager

@@ -57,6 +57,8 @@ class LiveAgent(Live[pb.MasterMessage, Flight]):
     """The NGINX that it was started beside, as of its last report."""
     settled: tuple[int, str] | None = None
     """The version and checksum with which it was last found to serve what it should."""
+    measures: bool = False
+    """Whether it sends measurements of its own; its reports stand for them otherwise."""
     nginx_down: bool = False
     behind_since_ns: int | None = None
     """Since when it serves something else than it should."""

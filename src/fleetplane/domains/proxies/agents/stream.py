@@ -7,6 +7,7 @@ the stream goes on; what is wrong with the agent ends the stream, after a messag
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import structlog
@@ -274,6 +275,7 @@ class AgentStreams:
                     log.info("proxies.unknown_version", agent=agent.name)
                 self._controller.look_at(agent.name)
             case "metrics":
+                live.measures = True
                 await self._intake.metrics(agent, message.metrics, now_ns=now_ns)
             case "logs":
                 await self._intake.logs(agent, message.logs, now_ns=now_ns)
@@ -301,12 +303,16 @@ class AgentStreams:
         if (was_down and not live.nginx_down) or None in changed.values():
             live.stirred_ns = now_ns
         self._controller.look_at(agent.name)
+        if not live.measures and report.HasField("nginx"):
+            with suppress(Unavailable):  # the next report says the same, a little later
+                said = wire.measured(report, moment=wire.moment(now_ns))
+                await self._intake.metrics(agent, said, now_ns=now_ns)
 
     async def _take_event(self, live: LiveAgent, event: pb.Event) -> None:
         if not live.is_new_event(event.event_id):
             return
         agent, now_ns = live.agent, self._clock.now_ns()
-        if event.event_type == wire.COMMAND_RESULT:
+        if wire.is_answer(event):
             await self._commander.answered(live, wire.answer(event))
             return
         found = agent_events.read(event, now_ns=now_ns)

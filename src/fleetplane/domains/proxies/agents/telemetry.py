@@ -81,23 +81,28 @@ class AgentRecords:
     # For REST.
 
     async def traffic(self, workspace: str, agents: Collection[str], *, from_ns: int, to_ns: int) -> Traffic:
-        async def grown(series: str) -> int:
-            by_agent = await self._telemetry.growth(
+        async def by_agent(series: str) -> Mapping[str, float]:
+            return await self._telemetry.growth(
                 workspace, series, from_ns=from_ns, to_ns=to_ns, sources=agents
             )
-            return round(sum(by_agent.values()))
+
+        async def grown(series: str) -> int:
+            return round(sum((await by_agent(series)).values()))
 
         async def last(series: str, count: int) -> Mapping[str, Sequence[Sample]]:
             return await self._telemetry.latest(
                 workspace, series, from_ns=to_ns - FRESH_NS, to_ns=to_ns + 1, sources=agents, count=count
             )
 
-        classes = {code_class: await grown(_of_class(code_class)) for code_class in CLASSES}
+        answers = {code_class: await by_agent(_of_class(code_class)) for code_class in CLASSES}
+        classes = {code_class: round(sum(found.values())) for code_class, found in answers.items()}
         answered = sum(classes.values())
+        counting = set().union(*answers.values())
+        unclassed = sum(grew for name, grew in (await by_agent(REQUESTS)).items() if name not in counting)
         connections = (await last(CONNECTIONS, 1)).values()
         requests = (await last(REQUESTS, 2)).values()
         return Traffic(
-            requests_total=answered,
+            requests_total=answered + round(unclassed),
             requests_per_second=round(sum(_rate(samples) for samples in requests), 3),
             error_rate=classes["5xx"] / answered if answered else 0.0,
             active_connections=round(sum(samples[0].value for samples in connections)),

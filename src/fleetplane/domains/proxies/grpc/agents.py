@@ -77,6 +77,7 @@ class AgentService:
     async def ReportMetrics(self, request: pb.MetricsBatch, context: CallContext) -> pb.Ack:
         agent, live = self._caller(context)
         if live is not None:
+            live.measures = True
             self._controller.heard_from(agent.name, live)
         await self._intake.metrics(agent, request, now_ns=self._clock.now_ns())
         return pb.Ack(message_id=str(request.timestamp), success=True)

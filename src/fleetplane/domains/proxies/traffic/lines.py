@@ -17,7 +17,7 @@ import msgspec
 from fleetplane.domains.proxies import wire
 from fleetplane.domains.proxies.agents.ports import LEVELS, AccessLogEntry, ErrorLogEntry
 from fleetplane.domains.proxies.kinds.records import Agent
-from fleetplane.domains.proxies.traffic.fields import ACCESS, FIELDS, PLACE, Row, row_of
+from fleetplane.domains.proxies.traffic.fields import ACCESS, FIELDS, PLACE, Row, plain_fields, row_of
 from fleetplane.gen.nxmesh.agent.v1 import agent_pb2 as pb
 from fleetplane.kernel.errors import InvalidArgument
 from fleetplane.kernel.telemetry import FoundLine, Line
@@ -93,10 +93,12 @@ def _requests(agent: Agent, said: Iterable[tuple[int, str, Row, str]], now_ns: i
 
 
 def line_of(agent: Agent, entry: pb.LogEntry, number: int, now_ns: int) -> Line:
-    if entry.level == ACCESS:
+    plain = None if entry.fields.get("id") else plain_fields(entry.message, entry.fields)
+    if entry.level == ACCESS or plain is not None:
+        row = row_of(entry.fields if plain is None else plain)
         identity = entry.fields.get("id", "") or _numbered(agent, entry.timestamp, number, entry.message)
         seq = entry.fields.get("seq", "") or _unless_numbered(entry, number)
-        (line,) = _requests(agent, [(entry.timestamp, identity, row_of(entry.fields), seq)], now_ns)
+        (line,) = _requests(agent, [(entry.timestamp, identity, row, seq)], now_ns)
         return line
     fields = dict(entry.fields)
     seq = fields.pop("seq", "") or _unless_numbered(entry, number)
